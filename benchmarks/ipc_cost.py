@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from polyvox.audio.pcm import Pcm
 from polyvox.audio.samples import Samples
 from polyvox.engine.engine_load import EngineLoad
+from polyvox.engine.engine_lock import try_lock
 from polyvox.engine.interface import Chunk, OnReady, Result, Stream
 from polyvox.errors import NOT_SHOWN
 from polyvox.ipc.client import AsyncRemoteEngine
@@ -48,7 +50,7 @@ class PacedStream:
 
     def __init__(self, on_ready: OnReady | None, num_chunks: int) -> None:
         self._num_chunks, self.on_ready = num_chunks, on_ready
-        self.seed = 0
+        self.seed, self.awaits_text = 0, False
         self.result: Result | None = None
         self.buffer: deque[Chunk] = deque()
         self._index = 0
@@ -72,7 +74,7 @@ class PacedEngine:
     def __init__(self, expected: int, period: float) -> None:
         self._expected, self._period = expected, period
         self._streams: list[PacedStream] = []
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, request: Request, on_ready: OnReady | None = None) -> PacedStream:
@@ -84,6 +86,13 @@ class PacedEngine:
     def take_all(self, wanted: Sequence[tuple[PacedStream, int]]) -> list[list[Chunk]]:
         with self._lock:
             return [[s.buffer.popleft() for _ in range(min(limit, len(s.buffer)))] for s, limit in wanted]
+
+    def submit_inline(self, request: Request, on_ready: OnReady | None = None) -> PacedStream | None:
+        with self.try_lock(0.0) as locked:
+            return self.submit(request, on_ready) if locked else None
+
+    def try_lock(self, timeout: float) -> AbstractContextManager[bool]:
+        return try_lock(self._lock, timeout)
 
     def current_load(self) -> EngineLoad:
         with self._lock:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from engine.synthesis import TIMEOUT, record_codes
@@ -94,7 +94,7 @@ class SteppedEngine(LocalEngine):
     # The engine's thread
 
     def _loop(self) -> None:
-        self._gate = threading.Condition(self.lock)
+        self._gate = self.lock.new_condition()
         try:
             super()._loop()
         finally:
@@ -197,7 +197,7 @@ class ObservedCondition(threading.Condition):
     """The engine's condition, which records whether its thread waits without a pending wake-up."""
 
     def __init__(self, engine: SteppedEngine) -> None:
-        super().__init__(engine.lock)
+        super().__init__(cast(Any, engine.lock))
         self._engine = engine
 
     def notify(self, n: int = 1) -> None:

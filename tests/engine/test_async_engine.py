@@ -6,14 +6,15 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from ipc.engine_processes import request
 from ipc.fake_engine import FakeEngine, FakeStream, chunk_samples
-from polyvox.engine import preparation
-from polyvox.engine.async_engine import AsyncLocalEngine
+from polyvox.engine import async_engine, preparation
+from polyvox.engine.async_engine import AsyncLocalEngine, AsyncLocalStream
 from polyvox.engine.interface import AsyncEngine, AsyncStream, Chunk, OnReady
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.preparation import PreparationPool, TextWriter
@@ -89,6 +90,7 @@ def test_rejected_text_ends_the_stream_with_the_reason(runner: asyncio.Runner) -
 
 def test_a_flood_of_texts_ends_only_its_own_stream(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "MAX_PENDING_TEXTS", 10)
+    monkeypatch.setattr(async_engine, "MAX_INLINE_CHARS", 0)  # a thread applies the text
     entered, proceed = threading.Event(), threading.Event()
 
     class SlowStream(FakeEngine):
@@ -212,7 +214,7 @@ def test_text_does_not_wait_for_requests_nor_requests_for_text() -> None:
     pool.submit_text(applied.set)
     assert applied.wait(30)
     assert pool.run_inline(lambda: 1) is None
-    assert pool.run_text_inline(lambda: 1) is not None
+    assert pool.run_text_inline(lambda: None)
     proceed.set()
     assert in_progress.result(30)
     finished = threading.Event()
@@ -244,6 +246,28 @@ def test_small_text_is_applied_by_the_event_loop_unless_other_text_is_pending(mo
     assert applied == [1, 2, 3]
     pool.close()
     engine.close()
+
+
+def test_small_text_needs_no_thread_unless_the_stream_waits_for_its_first_token(runner: asyncio.Runner) -> None:
+    async def main() -> None:
+        fake = FakeEngine()
+        pool, threads = PreparationPool(), list[str]()
+        with mock.patch.object(pool, "submit_text", side_effect=lambda _: threads.append("one")):
+            stream = fake.submit(request(1, text="one", live=True))
+            live = AsyncLocalStream(stream, request(1, text="one", live=True), pool)
+            live.append("two")
+            assert stream.goal == 2
+            live.append("two" * preparation.MAX_INLINE_CHARS)
+            assert threads == ["one"]
+            stream.awaits_text = True
+            waiting = AsyncLocalStream(stream, request(1, text="one", live=True), pool)
+            waiting.append("three")
+            assert threads == ["one"] * 2
+        live.cancel()
+        pool.close()
+        await asyncio.to_thread(fake.close)
+
+    runner.run(main())
 
 
 def test_counts_of_keys_are_limited_and_given_back(runner: asyncio.Runner) -> None:

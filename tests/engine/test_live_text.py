@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams whose text arrives in pieces."""
 
+import asyncio
 from collections.abc import Iterator
 from math import inf
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from conftest import Loaded
+from engine.held_lock import holding
 from engine.stepped_engine import SteppedEngine
 from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_samples, wait_for_end
 from polyvox.engine import stream_manager
@@ -16,8 +18,9 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_status import StreamStatus
-from polyvox.errors import Overloaded, StreamFailed
+from polyvox.errors import InvalidRequest, Overloaded, StreamFailed
 from polyvox.kernels.flags import FRAME_ENDED
+from polyvox.models.protocol import PreparedRequest
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Request, Sampling
 from polyvox.models.talker_generator import TalkerGeneratorState
@@ -35,6 +38,10 @@ def speech(loaded: Loaded) -> Qwen3TTSModel:
 def has_delivered_all(stream: LocalStream) -> bool:
     """The stream waits for text, and everything before is delivered."""
     return stream.text_deadline < inf and stream.started == stream.decoded > 0
+
+
+def text_is_open(stream: LocalStream) -> bool:
+    return stream.text_open  # other threads change it
 
 
 @pytest.fixture
@@ -82,6 +89,86 @@ def test_a_player_does_not_wait_long_for_more_tokens(stepped: SteppedEngine) -> 
     stepped.advance()
     assert stream.text_frames == inf
     assert stream.started > stream.text_end
+    stream.cancel()
+    stepped.advance()
+
+
+def test_neither_text_nor_its_end_nor_a_cancel_waits_for_the_engines_lock(stepped: SteppedEngine) -> None:
+    stream, cancelled = (stepped.submit(request("on and on ", live=True, guard=False)) for _ in range(2))
+    stepped.advance()
+    text = len(stream.text) + stream.text_end
+    with holding(stepped.lock) as holder:
+        stream.append("and on ")
+        stream.finish_text()
+        stream.finish_text()
+        with pytest.raises(InvalidRequest, match="whose text is not finished"):
+            stream.append("and on ")
+        cancelled.cancel()
+        assert holder.is_alive()
+        assert stepped.lock.num_posted == 3
+        assert text_is_open(stream)
+    assert not text_is_open(stream)
+    assert len(stream.text) + stream.text_end > text
+    stepped.advance()
+    assert cancelled.result is not None
+    assert cancelled.result.finish_reason == "cancelled"
+    assert stream.text_frames == inf
+    stream.cancel()
+    stepped.advance()
+
+
+def test_text_is_rejected_while_too_much_of_it_waits_for_the_engines_lock(
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyvox.engine.stream.MAX_POSTED", 2)
+    stream = stepped.submit(request("on and on ", live=True, guard=False))
+    stepped.advance()
+    with holding(stepped.lock):
+        for _ in range(2):
+            stream.append("and on ")
+        with pytest.raises(Overloaded, match="too many texts wait"):
+            stream.append("and on ")
+    stepped.advance()
+    assert stream.result is not None
+    assert stream.result.overload_reason == "queue_full"
+
+
+def test_a_reader_in_an_event_loop_does_not_wait_for_the_engines_lock(stepped: SteppedEngine) -> None:
+    async def main() -> None:
+        stream = stepped.submit(request("on and on", guard=False))
+        await asyncio.to_thread(stepped.advance)
+        with holding(stepped.lock) as holder:
+            chunk = asyncio.ensure_future(anext(aiter(stream)))
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+            assert holder.is_alive()
+            assert not chunk.done()
+        assert (await asyncio.wait_for(chunk, TIMEOUT)).index == 0
+        stream.cancel()
+        await asyncio.to_thread(stepped.advance)
+
+    asyncio.run(main())
+
+
+def test_an_event_loop_submits_a_request_only_if_the_engines_lock_is_free_and_prepares_it_without_the_lock(
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holding(stepped.lock) as holder:
+        assert stepped.submit_inline(request()) is None
+        assert holder.is_alive()
+    prepare, num_free = stepped.model.prepare, 0
+
+    def prepare_without_lock(*given: Any) -> PreparedRequest:
+        nonlocal num_free
+        with holding(stepped.lock):  # another thread gets it
+            num_free += 1
+        return prepare(*given)
+
+    monkeypatch.setattr(stepped.model, "prepare", prepare_without_lock)
+    stream = stepped.submit_inline(request())
+    assert stream is not None
+    assert num_free == 1
+    stepped.advance()
     stream.cancel()
     stepped.advance()
 

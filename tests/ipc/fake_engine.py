@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from polyvox.audio.pcm import SCALE, from_pcm
 from polyvox.audio.samples import Samples
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.engine_load import EngineLoad
+from polyvox.engine.engine_lock import try_lock
 from polyvox.engine.interface import Chunk, FirstChunkTimes, OnReady, Result, Stream
 from polyvox.engine.stream_reader import StreamReader
 from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, Overloaded, OverloadReason
@@ -61,7 +63,7 @@ class FakeStream(StreamReader[Chunk]):
         self.seed = request.seed or 0
         self.made, self.queued_at = 0, time.monotonic()
         self.goal = len(request.text.split()) if request.live else request.max_frames or LENGTH
-        self.open = request.live
+        self.open, self.awaits_text = request.live, False
         self.cancelled = False
 
     def take(self, max_chunks: int) -> list[Chunk]:
@@ -192,6 +194,13 @@ class FakeEngine:
     def may_step(self, _: FakeStream) -> bool:
         """Overridden by engines that pause streams."""
         return True
+
+    def submit_inline(self, request: Request, on_ready: OnReady | None = None) -> FakeStream | None:
+        with self.try_lock(0.0) as locked:
+            return self.submit(request, on_ready) if locked else None
+
+    def try_lock(self, timeout: float) -> AbstractContextManager[bool]:
+        return try_lock(self.work, timeout)
 
     def current_load(self) -> EngineLoad:
         with self.work:

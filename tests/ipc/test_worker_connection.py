@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.held_lock import holding
 from ipc.engine_processes import (
     RING_SAMPLES,
     TIMEOUT,
@@ -142,6 +143,58 @@ async def test_a_query_that_fails_in_the_engine_is_an_error_reply_and_the_connec
         server.send(messages.GetStats(2))
         (reply,) = (await next_update(server)).replies
         assert isinstance(reply, messages.StatsReply)
+
+
+async def test_a_busy_engine_delays_its_answers_but_not_the_event_loop() -> None:
+    engine = SteppedEngine()
+    async with connected(engine, RING_SAMPLES) as (_, server):
+        server.send(submit(0, request(1, chunks=3), credit=8))
+        await next_update(server)
+        with holding(engine.work) as holder:
+            notify_readers(engine.stepped)  # as if it had chunks
+            server.send(messages.GetStats(1))
+            server.send(submit(2, request(2, chunks=3), credit=8))
+            server.send(messages.AcquireKey(3, "key", 1))
+            replies: set[int] = set()
+            while 3 not in replies:
+                replies |= {reply.id for reply in (await next_update(server)).replies}
+            assert holder.is_alive()
+            assert 1 not in replies
+        while replies != {1, 2, 3}:
+            replies |= {reply.id for reply in (await next_update(server)).replies}
+        await asyncio.to_thread(engine.step_all)
+        chunks: set[int] = set()
+        while chunks != {0, 2}:
+            chunks |= {header.id for header in (await next_update(server)).chunks}
+
+
+async def test_first_text_is_applied_by_a_thread_if_the_engines_lock_is_not_free() -> None:
+    applied: list[str] = []
+
+    class FirstTextStream(FakeStream):
+        def append(self, text: str) -> None:
+            applied.append(threading.current_thread().name)
+            super().append(text)
+            self.awaits_text = False
+
+    class FirstTextEngine(FakeEngine):
+        def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:
+            stream = FirstTextStream(self, request, on_ready)
+            stream.awaits_text = True
+            return stream
+
+    engine = FirstTextEngine()
+    async with connected(engine, RING_SAMPLES) as (_, server):
+        for id in range(2):
+            server.send(submit(id, Request("", seed=1, live=True), credit=8))
+            await next_update(server)
+        server.send(messages.AppendText(0, "free"))
+        await becomes_true(lambda: asyncio.sleep(0, len(applied) == 1))
+        with holding(engine.work):
+            server.send(messages.AppendText(1, "locked"))
+            await becomes_true(lambda: asyncio.sleep(0, len(applied) == 2))
+    assert "polyvox-prepare-text" not in applied[0]
+    assert "polyvox-prepare-text" in applied[1]
 
 
 @settings(max_examples=15, deadline=None)

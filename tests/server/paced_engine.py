@@ -4,6 +4,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from polyvox.audio.samples import Samples
 from polyvox.engine.admission import Admission, Demand
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.engine_load import EngineLoad
+from polyvox.engine.engine_lock import try_lock
 from polyvox.engine.interface import Chunk, OnReady, Result, Stream
 from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import Scheduler
@@ -40,7 +42,7 @@ class PacedStream(StreamReader[Chunk]):
         super().__init__(engine.work)
         self.on_ready, self.seed = on_ready, request.seed or 0
         self.frames = min(request.max_frames or MAX_FRAMES, int(FRAMES_PER_BYTE * len(request.text.encode())))
-        self.cancelled = False
+        self.cancelled = self.awaits_text = False
         self._work, self._given = engine.work, 0
 
     def take(self, max_chunks: int) -> list[Chunk]:
@@ -118,6 +120,13 @@ class PacedEngine:
             stream = self._streams[state] = PacedStream(self, request, on_ready)
             self.work.notify_all()
             return stream
+
+    def submit_inline(self, request: Request, on_ready: OnReady | None = None) -> PacedStream | None:
+        with self.try_lock(0.0) as locked:
+            return self.submit(request, on_ready) if locked else None
+
+    def try_lock(self, timeout: float) -> AbstractContextManager[bool]:
+        return try_lock(self.work, timeout)
 
     def current_load(self) -> EngineLoad:
         with self.work:

@@ -16,7 +16,7 @@ from polyvox.audio.samples import Samples
 from polyvox.engine.engine_status import EngineState, EngineStatus
 from polyvox.engine.interface import Chunk, Engine, Result, Stream
 from polyvox.engine.key_counts import KeyCounts
-from polyvox.engine.preparation import PreparationPool, TextWriter, as_polyvox_error
+from polyvox.engine.preparation import MAX_INLINE_CHARS, PreparationPool, TextWriter, as_polyvox_error
 from polyvox.errors import NOT_SHOWN, EngineDown, InvalidRequest, PolyvoxError
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request
@@ -95,7 +95,8 @@ class AsyncLocalStream(LiveText):
         self._stream.cancel()
 
     def _send_text(self, text: str) -> None:
-        self._writer.write(partial(self._stream.append, text))
+        small = len(text) <= MAX_INLINE_CHARS and not self._stream.awaits_text
+        self._writer.write(partial(self._stream.append, text), small)
 
     def _send_rows(self, rows: NDArray[np.float32], last: bool) -> None:
         self._writer.write(partial(self._stream.append_rows, rows, last))
@@ -104,7 +105,7 @@ class AsyncLocalStream(LiveText):
         self._writer.write(partial(self._stream.append_tokens, ids))
 
     def _send_end(self) -> None:
-        self._writer.write(self._stream.finish_text)
+        self._writer.write(self._stream.finish_text, small=not self._stream.awaits_text)
 
 
 class AsyncLocalEngine:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import inf
 from typing import cast
@@ -24,6 +25,7 @@ from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import HOST_FRAME_SECONDS, CostModel
 from polyvox.engine.cpu_threads import use_one_thread
 from polyvox.engine.engine_load import EngineLoad
+from polyvox.engine.engine_lock import LOCK_TIMEOUT, EngineLock, try_lock
 from polyvox.engine.in_flight import InFlightStep
 from polyvox.engine.interface import OnReady, Stream
 from polyvox.engine.load import CPU_SLOWDOWN, LoadModel, Slowdown
@@ -68,8 +70,8 @@ class LocalEngine:
         self.model, self.clock = model, clock
         self.sample_rate = model.vocoder.sample_rate
         self.frame_seconds = model.vocoder.samples_per_frame / model.vocoder.sample_rate
-        self.lock = threading.RLock()
-        self._work = threading.Condition(self.lock)
+        self.lock = EngineLock()
+        self._work = self.lock.new_condition()
         self._stopping = False
         self.broken: str | None = None  # the error that stopped the engine
         self._start_error: Exception | None = None
@@ -99,7 +101,18 @@ class LocalEngine:
         The request is prepared here, in the caller's thread. on_ready is called from the engine's thread, without its
         lock, with all streams of the same callback that have new chunks or their result.
         """
-        with self.lock:
+        stream = self._submit(request, on_ready, lock_timeout=-1)
+        assert stream is not None
+        return stream
+
+    def submit_inline(self, request: Request, on_ready: OnReady | None = None) -> LocalStream | None:
+        return self._submit(request, on_ready, LOCK_TIMEOUT)
+
+    def _submit(self, request: Request, on_ready: OnReady | None, lock_timeout: float) -> LocalStream | None:
+        """None if the lock is not free within its timeout. It is not kept while the request is prepared."""
+        with self.try_lock(lock_timeout) as locked:
+            if not locked:
+                return None
             self._check_running()
             if not self.admission.ledger.free_slots and (unread := self._manager.find_unread(self.clock())) is not None:
                 error = "the reader is behind real time, and another request needs the slot"
@@ -110,7 +123,9 @@ class LocalEngine:
         tokenizer = self.model.streaming_tokenizer(request) if request.live else None
         ids = tokenizer.append(request.text) if tokenizer else None
         prepared = None if ids == [] else self.model.prepare(request, ids)
-        with self.lock:
+        with self.try_lock(lock_timeout) as locked:
+            if not locked:
+                return None
             self._check_running()
             self._num_streams += 1
             status = StreamStatus.AWAITING_TEXT if prepared is None else StreamStatus.QUEUED
@@ -127,6 +142,9 @@ class LocalEngine:
             taken = [cast(LocalStream, stream).pop_locked(max_chunks) for stream, max_chunks in wanted]
             self.wake()
         return taken
+
+    def try_lock(self, timeout: float) -> AbstractContextManager[bool]:
+        return try_lock(self.lock, timeout)
 
     def info(self) -> ModelInfo:
         return self.model.info()
@@ -173,9 +191,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """Ends all streams and the thread. Idempotent."""
-        with self.lock:
-            self._stopping = True
-            self.wake()
+        self._stopping = True
+        self.lock.post(self.wake)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT)
             if self._thread.is_alive():

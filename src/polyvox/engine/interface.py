@@ -2,6 +2,7 @@
 """The interface of an engine, in this process or in another one."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +24,7 @@ class FirstChunkTimes:
     """When a stream reached each stage before its first chunk, by `time.monotonic` of the machine."""
 
     received_at: float
-    queued_at: float  # prepared, and accepted by admission control; live text with its first token
+    queued_at: float  # prepared; live text with its first token. Admission control follows
     admitted_at: float  # has a slot
     text_at: float  # has a slot and the text of its first frames
     first_frame_at: float
@@ -153,8 +154,15 @@ class Stream(Protocol):
     def finish_text(self) -> None:
         """Marks the text as complete. Idempotent."""
 
+    @property
+    def awaits_text(self) -> bool:
+        """Whether it is not queued yet, because its text has no token so far.
+
+        The caller that appends the first token waits for admission control, all other appends wait for nothing.
+        """
+
     def cancel(self) -> None:
-        """Ends the stream within one step. Idempotent."""
+        """Ends the stream within one step, without waiting for it. Idempotent."""
 
 
 OnReady = Callable[[Sequence[Stream]], None]
@@ -196,6 +204,12 @@ class InProcessEngine(Engine, Protocol):
 
     def current_load(self) -> EngineLoad:
         """The load and the spare capacity; cheap."""
+
+    def submit_inline(self, request: Request, on_ready: OnReady | None = None) -> Stream | None:
+        """As `submit`, for an event loop: None if it would wait for the engine's lock for longer than LOCK_TIMEOUT."""
+
+    def try_lock(self, timeout: float) -> AbstractContextManager[bool]:
+        """Keeps the engine's lock, if it is free within this many seconds: no call waits for it meanwhile."""
 
     def take_all(self, wanted: Sequence[tuple[Stream, int]]) -> Sequence[Sequence[ChunkParts]]:
         """Takes from many streams with one lock: of each at most this many chunks, without waiting.

@@ -25,6 +25,7 @@ MAX_PENDING_TEXTS = 10_000  # of one stream
 # Share of its time that an event loop may spend on small requests itself: a thread would take more CPU time to wake up
 # and to wait for the GIL than the request takes.
 MAX_INLINE_SHARE = 0.2
+MAX_INLINE_CHARS = 100  # of live text that an event loop may tokenize itself: a few words
 MAX_INLINE_SECONDS = 0.005  # at once, so that no audio waits for longer
 
 
@@ -36,18 +37,26 @@ class InlineBudget:
 
     def run(self, work: Callable[[], T]) -> "Future[T] | None":
         """Does the work in the caller's thread and returns its completed outcome; None if there is no time for it."""
+
+        def settle() -> None:
+            try:
+                outcome.set_result(work())
+            except Exception as error:
+                outcome.set_exception(error)
+
+        outcome: Future[T] = Future()
+        return outcome if self.spend(settle) else None
+
+    def spend(self, work: Callable[[], None]) -> bool:
+        """Does the work, which does not raise, in the caller's thread; False if there is no time for it."""
         began = time.monotonic()
         left = min(self._seconds + MAX_INLINE_SHARE * (began - self._counted_at), MAX_INLINE_SECONDS)
         if left <= 0:
-            return None
-        outcome: Future[T] = Future()
-        try:
-            outcome.set_result(work())
-        except Exception as error:
-            outcome.set_exception(error)
+            return False
+        work()
         self._counted_at = time.monotonic()
         self._seconds = left - (self._counted_at - began)
-        return outcome
+        return True
 
 
 class PreparationPool:
@@ -71,9 +80,12 @@ class PreparationPool:
         """
         return None if self._pending else self._inline.run(work)
 
-    def run_text_inline(self, work: Callable[[], T]) -> "Future[T] | None":
-        """As `run_inline`, for small text of an accepted stream, whether or not requests wait for a thread."""
-        return self._inline.run(work)
+    def run_text_inline(self, work: Callable[[], None]) -> bool:
+        """Applies small text of an accepted stream in the caller's thread; False if it has no time for it.
+
+        Only the event loop calls it, whether or not requests wait for a thread. The work does not raise.
+        """
+        return self._inline.spend(work)
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Runs the work in a thread; raises Overloaded if too many requests are pending."""
@@ -116,7 +128,7 @@ class TextWriter:
 
         small: the event loop that calls this may apply it itself; see `PreparationPool.run_text_inline`.
         """
-        if small and not self._active and self._pool.run_text_inline(partial(self._apply, apply)) is not None:
+        if small and not self._active and self._pool.run_text_inline(partial(self._apply, apply)):
             return
         with self._lock:
             accepted = len(self._pending) < MAX_PENDING_TEXTS

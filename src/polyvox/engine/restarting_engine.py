@@ -138,7 +138,8 @@ class RestartingEngine:
             if engine.broken is not None:
                 self._engine = None
                 return engine.broken
-            hangs = engine.stats().get("stuck_seconds", 0.0) > HANG_TIMEOUT
+            with engine.try_lock(HANG_TIMEOUT) as locked:
+                hangs = not locked or engine.stats().get("stuck_seconds", 0.0) > HANG_TIMEOUT
             if hangs and self.status().running:
                 self._lifecycle.on_failed(f"a step takes longer than {HANG_TIMEOUT:g} s")
             elif not hangs and not self.status().running:

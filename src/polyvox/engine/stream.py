@@ -2,9 +2,9 @@
 """A stream of an engine in the same process."""
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from polyvox.models.request import Request
 if TYPE_CHECKING:
     from polyvox.engine.engine import LocalEngine
 
+MAX_POSTED = 100_000  # changes of all streams that may wait for the engine's lock; more only if the engine hangs
 TOKEN_BYTES = 4  # bytes of text that a token of a thinker, or a row of another model, counts as
 
 
@@ -74,7 +75,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             status=status,
             text_frames=0 if request.live else inf,
         )
-        StreamReader.__init__(self, threading.Condition(engine.lock))
+        StreamReader.__init__(self, engine.lock.new_condition())
         self._engine, self.request, self.seed, self.on_ready = engine, request, request.seed, on_ready
         self.received_at = self.arrived_at
         self.prepared: PreparedRequest | None = None  # until the prompt is read
@@ -89,6 +90,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self.text_waits = 0
         self._tokenizer = tokenizer
         self._text_lock = threading.Lock()  # one append at a time; acquired before the engine's lock
+        self._accepts_text = request.live  # False once the end of the text is posted; then text_open follows
         # Audio
         self.assembler = ChunkAssembler(engine.sample_rate, request.trim_silence)
         self.buffered = 0  # samples that the reader has not taken
@@ -143,19 +145,15 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
                 raise InvalidRequest("append_tokens", len(ids), f"at most {max_tokens} tokens may be pending")
             if not spoken:
                 return
-            with self._failing():
-                prepared, more, model = None, [], self._engine.model
-                if self.status is StreamStatus.AWAITING_TEXT:
-                    prepared = model.prepare(self.request, spoken)
+            model, num_bytes = self._engine.model, TOKEN_BYTES * len(spoken)
+            try:
+                if self.awaits_text:
+                    self._enqueue(model.prepare(self.request, spoken), num_bytes, len(spoken))
                 else:
-                    more = model.text_ids(spoken, last=False)
-                with self._engine.lock:
-                    self.text_bytes += TOKEN_BYTES * len(spoken)
-                    self.text_tokens += len(spoken)
-                    if prepared is None:
-                        self._engine.add_text(self, more, last=False)
-                    elif self.result is None:
-                        self._engine.enqueue(self, prepared)
+                    self._post_text(model.text_ids(spoken, last=False), False, num_bytes, len(spoken))
+            except Exception as error:
+                self._fail(error)
+                raise
 
     def finish_text(self) -> None:
         """Marks the text as complete. Idempotent."""
@@ -165,59 +163,90 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             self._finish_answer()
 
     def cancel(self) -> None:
-        with self._engine.lock:
-            self._engine.request_stop(self, StopRequest("cancelled"))
+        if self.result is None:
+            self._post_stop(StopRequest("cancelled"))
+
+    @property
+    def awaits_text(self) -> bool:
+        return self.status is StreamStatus.AWAITING_TEXT
 
     def _finish_answer(self) -> None:
-        with self._text_lock, self._engine.lock:
-            if not self.text_open:
+        with self._text_lock:
+            if not self._takes_text:
                 return
-            if self.status is StreamStatus.AWAITING_TEXT:  # an answer without tokens has no speech
-                self.text_open = False
-                self._engine.request_stop(self, StopRequest("stop"))
+            if self.awaits_text:  # an answer without tokens has no speech
+                self._accepts_text = False
+                self._post_stop(StopRequest("stop"))
             else:
-                self._engine.add_text(self, self._engine.model.text_ids([], last=True), last=True)
+                self._post_text(self._engine.model.text_ids([], last=True), True, 0, 0)
+
+    @property
+    def _takes_text(self) -> bool:
+        return self._accepts_text and self.text_open  # without the lock: if the stream ends, its text is dropped
 
     def _check_open(self) -> None:
-        if not self.text_open:  # without the lock: if the stream ends meanwhile, its text is dropped
+        if not self._takes_text:
             raise InvalidRequest("append", NOT_SHOWN, "requires a live request whose text is not finished")
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """An error ends the stream with its reason, and is raised."""
-        try:
-            yield
-        except Exception as error:
-            rejection = error if isinstance(error, Overloaded) else None
-            with self._engine.lock:
-                self.text_open = False
-                self._engine.request_stop(self, StopRequest("error", str(error), rejection))
-            raise
+    def _fail(self, error: Exception) -> None:
+        """Ends the stream with the reason of an error that its text raised."""
+        rejection = error if isinstance(error, Overloaded) else None
+        self._accepts_text = False
+        self._post_stop(StopRequest("error", str(error), rejection))
+
+    def _post_stop(self, stop: StopRequest) -> None:
+        self._engine.lock.post(partial(self._engine.request_stop, self, stop))
+
+    def _enqueue(self, prepared: PreparedRequest, num_bytes: int, num_tokens: int) -> None:
+        """Queues the stream with its first text. The caller waits for the engine's lock, and for its decision."""
+        with self._engine.lock:
+            self.text_bytes += num_bytes
+            self.text_tokens += num_tokens
+            if self.result is None:
+                self._engine.enqueue(self, prepared)
+
+    def _post_text(
+        self, ids: list[int], last: bool, num_bytes: int, num_tokens: int, rows: NDArray[np.float32] | None = None
+    ) -> None:
+        """Hands text to the engine, without waiting for its lock."""
+        if self._engine.lock.num_posted >= MAX_POSTED:
+            raise Overloaded("too many texts wait for the engine", 1.0, "queue_full")
+        self._accepts_text = not last
+
+        def add() -> None:
+            self.text_bytes += num_bytes
+            self.text_tokens += num_tokens
+            if not self.awaits_text:
+                self._engine.add_text(self, ids, last, rows)
+
+        self._engine.lock.post(add)
 
     def _append(self, text: str, last: bool, rows: NDArray[np.float32] | None = None) -> None:
         """Converts text to ids in the caller's thread, without the engine's lock, and hands them to the engine."""
         with self._text_lock:
-            if last and rows is None and not self.text_open:
+            if last and rows is None and not self._takes_text:
                 return
             self._check_open()
             assert self._tokenizer is not None
             model = self._engine.model
             ids = self._tokenizer.append(text) if text else []
-            with self._failing():
-                first = self.status is StreamStatus.AWAITING_TEXT
+            try:
+                first = self.awaits_text
                 if rows is not None and not self._tokenizer.begun and (first or self.request.thinker_prompt):
                     raise InvalidRequest("append_rows", NOT_SHOWN, "requires a first word of text")
                 ids += self._tokenizer.finish() if last or rows is not None else []
-                prepared = model.prepare(self.request, ids) if ids and first else None
-                more = model.text_ids([] if prepared else ids, last and rows is None)
-                with self._engine.lock:
-                    self.text_bytes += len(text.encode()) + TOKEN_BYTES * (0 if rows is None else len(rows))
-                    self.text_tokens += len(ids)
-                    if self.result is None:
-                        if prepared is not None:
-                            self._engine.enqueue(self, prepared)
-                        if self.status is not StreamStatus.AWAITING_TEXT:
-                            self._engine.add_text(self, more, last, rows)
+                num_bytes = len(text.encode()) + TOKEN_BYTES * (0 if rows is None else len(rows))
+                num_tokens = len(ids)
+                if ids and first:
+                    prepared, more = model.prepare(self.request, ids), model.text_ids([], last and rows is None)
+                    with self._engine.lock:
+                        self._enqueue(prepared, num_bytes, num_tokens)
+                        self._post_text(more, last, 0, 0, rows)
+                else:
+                    self._post_text(model.text_ids(ids, last and rows is None), last, num_bytes, num_tokens, rows)
+            except Exception as error:
+                self._fail(error)
+                raise
 
     # The engine's side, under its lock
 

@@ -103,8 +103,11 @@ class StreamManager:
         stream.prompt_rows, stream.max_frames = len(prepared.rows), max_frames
         stream.buffer_free = self.buffer_free(stream)
         stream.text_frames = 0 if stream.text_open else inf
+        awaited_text = stream.awaits_text
         self._admission.enqueue(stream, now)
-        stream.arrived_at = stream.deadline = now
+        stream.deadline = now
+        if awaited_text:  # its times count from its first token, those of others include admission control
+            stream.arrived_at = now
         stream.prepared, stream.text = prepared, TextBuffer(prepared.text)
         stream.guarded = prepared.guarded and max_frames == prepared.max_frames
         stream.text_tokens = max(stream.text_tokens, prepared.tokens)

@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from polyvox.engine.engine_lock import LOCK_RETRY, LOCK_TIMEOUT, try_lock
 from polyvox.engine.interface import Chunk, Result
 
 Buffered = TypeVar("Buffered")  # how a stream buffers a chunk
 
 
 class StreamReader(ABC, Generic[Buffered]):
-    """Chunks that wait for their one reader. The producer calls `_notify` while it has the condition's lock."""
+    """Chunks that wait for their one reader. The producer calls `_notify` while it has the condition's lock,
+    which is reentrant.
+    """
 
     def __init__(self, ready: threading.Condition) -> None:
         self._ready = ready  # guards the attributes below
@@ -67,7 +70,11 @@ class StreamReader(ABC, Generic[Buffered]):
                 if not self._has_data():
                     await has_data.wait()
                     continue
-                taken = self._next()
+                with try_lock(self._ready, LOCK_TIMEOUT) as locked:
+                    taken = self._next() if locked else None
+                if not locked:
+                    await asyncio.sleep(LOCK_RETRY)
+                    continue
                 if taken is None:
                     return
                 yield taken

@@ -17,8 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 from polyvox import progress
+from polyvox.engine.engine_load import EngineLoad
+from polyvox.engine.engine_lock import LOCK_RETRY, LOCK_TIMEOUT
 from polyvox.engine.interface import InProcessEngine
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.lifecycle import RestartPolicy, start_error
@@ -31,6 +34,8 @@ from polyvox.models.info import ModelInfo
 from polyvox.progress import Stage
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # The engine's thread releases the GIL at each call to the device, and must get it back soon.
 SWITCH_INTERVAL = 1e-4
@@ -203,7 +208,7 @@ async def _accept_servers(
 async def _send_heartbeats(engine: InProcessEngine, supervisor: Connection, interval: float) -> None:
     while True:
         # A stream that waits for text or for its reader is in no step, so it never looks like a hang.
-        stats = engine.stats()
+        stats = await _ask(engine, engine.stats)
         if stats.get("broken"):
             log.critical("engine broken")
             os._exit(1)
@@ -213,30 +218,48 @@ async def _send_heartbeats(engine: InProcessEngine, supervisor: Connection, inte
         await asyncio.sleep(interval)
 
 
+async def _ask(engine: InProcessEngine, question: Callable[[], T]) -> T:
+    """The engine's answer, for which other tasks of the event loop do not wait."""
+    while True:
+        with engine.try_lock(LOCK_TIMEOUT) as locked:
+            if locked:
+                return question()
+        await asyncio.sleep(LOCK_RETRY)
+
+
 async def _report_load(
     engine: InProcessEngine, file: LoadFile, draining: asyncio.Event, collections: FullCollections
 ) -> None:
     """Writes the load for all servers, which choose a replica by it; collects garbage while there are no streams."""
-    while True:
+
+    def timed_load() -> tuple[EngineLoad, float]:
+        """The load, and the CPU time in seconds that it has taken."""
         started_at = time.thread_time()
-        load = engine.current_load()
+        return engine.current_load(), time.thread_time() - started_at
+
+    while True:
+        load, seconds = await _ask(engine, timed_load)
+        started_at = time.thread_time()
         file.write(replace(load, draining=draining.is_set()))
         collections.collect_if_due(load.num_streams)
+        seconds += time.thread_time() - started_at
         interval = LOAD_INTERVAL if load.num_streams else IDLE_LOAD_INTERVAL
-        await asyncio.sleep(max(interval, (time.thread_time() - started_at) / MAX_LOAD_SHARE))
+        await asyncio.sleep(max(interval, seconds / MAX_LOAD_SHARE))
 
 
 async def _drain(engine: InProcessEngine, draining: asyncio.Event, supervisor: Connection, timeout: float) -> None:
     """After the signal to drain, waits for the running streams. Then the supervisor restarts the process."""
     await draining.wait()
-    log.info("engine draining", extra={"streams": engine.current_load().num_streams, "timeout": timeout})
+    load = await _ask(engine, engine.current_load)
+    log.info("engine draining", extra={"streams": load.num_streams, "timeout": timeout})
     deadline = time.monotonic() + timeout
     idle_since = time.monotonic()
     while time.monotonic() < min(deadline, idle_since + DRAINED_SECONDS):
         await asyncio.sleep(LOAD_INTERVAL)
-        if engine.current_load().num_streams:
+        load = await _ask(engine, engine.current_load)
+        if load.num_streams:
             idle_since = time.monotonic()
-    log.info("engine drained", extra={"streams": engine.current_load().num_streams})
+    log.info("engine drained", extra={"streams": load.num_streams})
     with suppress(OSError):  # the supervisor has ended, and _watch_supervisor handles it
         supervisor.send(Drained())
 

@@ -15,12 +15,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from polyvox.audio.pcm import Audio, Pcm, as_pcm
+from polyvox.engine.engine_lock import LOCK_RETRY, LOCK_TIMEOUT
 from polyvox.engine.interface import ChunkParts, InProcessEngine, Result, Stream
 from polyvox.engine.key_counts import KeyCounts
-from polyvox.engine.preparation import PreparationPool, TextWriter, as_polyvox_error
+from polyvox.engine.preparation import MAX_INLINE_CHARS, PreparationPool, TextWriter, as_polyvox_error
 from polyvox.errors import EngineDown
 from polyvox.ipc import messages
 from polyvox.ipc.audio_ring import AudioRing
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_KEYS = 100_000  # that one server may hold counts of
-MAX_INLINE_CHARS = 100  # of live text that the loop may tokenize itself: a few words
 MAX_INLINE_BYTES = 2048  # of an encoded request that the loop may prepare itself: no recordings, no long texts
 
 
@@ -121,13 +121,16 @@ class WorkerConnection:
         self._deliveries[id] = _Delivery(message.credit)
 
         def submit() -> Stream:
-            request = messages.decode_request(message.request)
-            return self._engine.submit(request, on_ready=self._notify)
+            return self._engine.submit(messages.decode_request(message.request), on_ready=self._notify)
 
-        if len(message.request) <= MAX_INLINE_BYTES and (outcome := self._pool.run_inline(submit)) is not None:
-            self._on_submitted(id, outcome)
-        else:
+        def submit_inline() -> Stream | None:
+            return self._engine.submit_inline(messages.decode_request(message.request), on_ready=self._notify)
+
+        outcome = self._pool.run_inline(submit_inline) if len(message.request) <= MAX_INLINE_BYTES else None
+        if outcome is None or (outcome.exception() is None and outcome.result() is None):
             self._prepare(id, submit, self._on_submitted)
+        else:
+            self._on_submitted(id, cast("Future[Stream]", outcome))
 
     def _on_submitted(self, id: int, job: "Future[Stream]") -> None:
         if (error := job.exception()) is not None:
@@ -183,7 +186,11 @@ class WorkerConnection:
             return  # the stream has ended
         if delivery.stream is None or delivery.writer is None:
             raise ValueError(f"text for stream {id}, which is not accepted yet")
-        delivery.writer.write(bind(delivery.stream), small)
+        if small and delivery.stream.awaits_text:
+            with self._engine.try_lock(0.0) as locked:
+                delivery.writer.write(bind(delivery.stream), small=locked)
+        else:
+            delivery.writer.write(bind(delivery.stream), small)
 
     def _cancel(self, id: int) -> None:
         if (delivery := self._deliveries.get(id)) is None:
@@ -240,10 +247,14 @@ class WorkerConnection:
 
     def _query(self, id: int, answer: Callable[[], messages.Reply]) -> None:
         """Replies with an answer of the engine, or with its error: streams of this server continue."""
-        try:
-            self._reply(answer())
-        except Exception as error:
-            self._reply_error(id, error)
+        with self._engine.try_lock(LOCK_TIMEOUT) as locked:
+            if not locked:
+                self._loop.call_later(LOCK_RETRY, self._query, id, answer)
+                return
+            try:
+                self._reply(answer())
+            except Exception as error:
+                self._reply_error(id, error)
 
     def _reply(self, reply: messages.Reply) -> None:
         self._replies.append(reply)
@@ -277,13 +288,14 @@ class WorkerConnection:
             self.frames.pause_reading()  # until the server reads: else replies would pile up
             return
         try:
-            if not self._outgoing and self._ready:
-                self._collect(self._take_ready())
+            is_locked = not self._outgoing and bool(self._ready) and not self._collect(self._take_ready())
             chunks, results = self._fill_ring()
             if self._replies or chunks or results:
                 replies, self._replies = self._replies, []
                 self.frames.send(messages.encode(messages.Update(replies, chunks, results)))
-            if self._ready and not self._outgoing:  # they waited for what was sent now
+            if is_locked:
+                self._loop.call_later(LOCK_RETRY, self._schedule_flush)
+            elif self._ready and not self._outgoing:  # they waited for what was sent now
                 self._schedule_flush()
         except Exception:
             log.exception("worker disconnected reason=%s", "its streams cannot be read")
@@ -300,23 +312,27 @@ class WorkerConnection:
             ready |= dict.fromkeys(self._ready.popleft())
         return ready
 
-    def _collect(self, ready: Iterable[Stream]) -> None:
-        """Takes chunks from streams, as far as their credit goes."""
+    def _collect(self, ready: Iterable[Stream]) -> bool:
+        """Takes chunks from streams, as far as their credit goes; False if the engine's lock is not free."""
         found: list[tuple[int, _Delivery, Stream, Result | None]] = []
         for stream in ready:
             if (id := self._ids.get(stream)) is not None:
                 delivery = self._deliveries[id]
                 # A cancelled or failed stream ends at once, however much its reader has left unread.
                 found.append((id, delivery, stream, _cut_short(delivery.result())))
-        taken = self._engine.take_all(
-            [(stream, 0 if ended else delivery.credit) for _, delivery, stream, ended in found]
-        )
+        wanted = [(stream, 0 if ended else delivery.credit) for _, delivery, stream, ended in found]
+        with self._engine.try_lock(LOCK_TIMEOUT) as locked:
+            if not locked:
+                self._ready.appendleft([stream for stream, _ in wanted])
+                return False
+            taken = self._engine.take_all(wanted)
         for (id, delivery, stream, ended), chunks in zip(found, taken, strict=True):
             delivery.credit -= len(chunks)
             result = self._enqueue(id, delivery, stream, chunks) or ended
             if result is not None:
                 self._outgoing.append((id, result, []))
                 self._forget(id, stream)
+        return True
 
     def _forget(self, id: int, stream: Stream) -> None:
         del self._deliveries[id], self._ids[stream]
