@@ -42,15 +42,29 @@ def test_without_an_http_request_the_stages_begin_with_the_text() -> None:
     assert sum(stages.values()) == pytest.approx(7.0)
 
 
+def test_all_times_of_a_whole_text_in_the_engine_are_in_a_stage() -> None:
+    """The stream is queued later than received, and the rest of its text is written later than it has a slot."""
+    times = FirstChunkTimes(
+        received_at=14.0, queued_at=14.25, admitted_at=14.5, text_at=14.75, first_frame_at=15.0, decoded_at=17.0
+    )
+    timer = FirstPacketTimer(submitted_at=12.0, chunk=times)
+    stages = timer.stages(arrived_at=10.0, started_at=11.0, now=18.0)
+    assert stages == dict(zip(WHOLE_TEXT_STAGES, [1.0, 1.0, 2.25, 0.25, 0.5, 2.0, 1.0], strict=True))
+    assert sum(stages.values()) == 18.0 - 10.0
+    assert timer.awaited_in_engine == 0.0  # so the time to first audio contains them, too
+
+
 def test_waits_for_live_text_are_a_stage_of_their_own() -> None:
     """Two seconds before the submission, three until the first token is known and a quarter until there are enough."""
     times = FirstChunkTimes(
         received_at=14.0, queued_at=17.0, admitted_at=17.5, text_at=17.75, first_frame_at=18.0, decoded_at=19.0
     )
     timer = FirstPacketTimer(live=True, awaited=2.0, submitted_at=13.0, chunk=times)
-    assert timer.stages(arrived_at=None, started_at=12.0, now=20.0) == {
+    stages = timer.stages(arrived_at=None, started_at=12.0, now=20.0)
+    assert stages == {
         "words": 5.25, "text": 1.0, "submit": 1.0, "queue": 0.5, "generate": 0.25, "decode": 1.0, "deliver": 1.0
     }  # fmt: skip
+    assert sum(stages.values()) == 20.0 - (12.0 - 2.0)  # from the start, which is before the waits
 
 
 def test_a_packet_that_is_not_of_the_first_segment_has_no_stages() -> None:

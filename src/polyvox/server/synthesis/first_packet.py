@@ -10,8 +10,8 @@ STAGES = (
     "request",  # parsing, authentication and limits; only of HTTP requests with the whole text
     "words",  # all waits for the text of the first frames; only of live text
     "text",  # text preparation, until the first segment is submitted
-    "submit",  # to the engine's process: tokens, admission control
-    "queue",  # until the stream has a slot: the end of the step in progress, and the wait for capacity
+    "submit",  # to the engine's process: tokens, first check of admission control
+    "queue",  # until the stream has a slot: admission control, the end of the step in progress, the wait for capacity
     "generate",  # prefill and first frame
     "decode",  # the other frames of the first chunk, and the vocoder
     "deliver",  # to the server process, then resampling and encoding
@@ -31,7 +31,9 @@ class FirstPacketTimer:
     def awaited_in_engine(self) -> float:
         """Seconds of waits for live text after the segment was submitted."""
         chunk = self.chunk
-        return 0.0 if chunk is None else (chunk.queued_at - chunk.received_at) + (chunk.text_at - chunk.admitted_at)
+        if chunk is None or not self.live:
+            return 0.0
+        return (chunk.queued_at - chunk.received_at) + (chunk.text_at - chunk.admitted_at)
 
     def stages(self, arrived_at: float | None, started_at: float, now: float) -> dict[str, float] | None:
         """Seconds of each stage of a packet that is ready now; None if its audio is not that of the first segment.
@@ -46,9 +48,9 @@ class FirstPacketTimer:
             "request": 0.0 if arrived_at is None else started_at - arrived_at,
             "words": self.awaited + self.awaited_in_engine,
             "text": self.submitted_at - started_at,
-            "submit": chunk.received_at - self.submitted_at,
+            "submit": (chunk.received_at if self.live else chunk.queued_at) - self.submitted_at,
             "queue": chunk.admitted_at - chunk.queued_at,
-            "generate": chunk.first_frame_at - chunk.text_at,
+            "generate": chunk.first_frame_at - (chunk.text_at if self.live else chunk.admitted_at),
             "decode": chunk.decoded_at - chunk.first_frame_at,
             "deliver": now - chunk.decoded_at,
         }
