@@ -10,7 +10,7 @@ import numpy as np
 from training.corpus import STYLES, VOICES
 from training.encoder import PHONEMES
 from training.symbols import IDS, to_ids
-from training.teacher import KNOWN, PITCH, ROWS, SPREAD, STYLE_AS_ROWS, TIMES, WAVEFORM
+from training.teacher import ENERGY, KNOWN, PITCH, ROWS, SPREAD, STYLE_AS_ROWS, TIMES, WAVEFORM
 from training.units import TEACHER_UNIT
 
 FULL_STOP = 4
@@ -35,9 +35,11 @@ def write_teacher(folder: Path) -> None:
         ("Transpose", ["sum"], ["units"], {"perm": [0, 2, 1]}),
         ("Mul", ["units", STYLE_AS_ROWS], ["loud"], {}),
         ("Reshape", ["loud", ROWS], [WAVEFORM], {}),
-        ("Slice", ["units", "none", "two", "two"], ["points"], {}),
+        ("Transpose", [SPREAD[0]], ["first units"], {"perm": [0, 2, 1]}),
+        ("Slice", ["first units", "none", "two", "two"], ["points"], {}),
         ("Mul", ["points", "hertz"], ["pitches"], {}),
         ("Reshape", ["pitches", ROWS], [PITCH], {}),
+        ("Reshape", ["points", ROWS], [ENERGY], {}),
     ]
     folder.mkdir(parents=True)
     (folder / "graph.json").write_text(json.dumps(nodes))
@@ -51,12 +53,8 @@ def write_teacher(folder: Path) -> None:
         "shape": np.array([1, 1, 1]),
         ROWS: np.array([1, -1]),
     }
-    np.savez(folder / "weights-0.npz", times=times, **constants)  # type: ignore[arg-type]
-    np.savez(
-        folder / "weights-1.npz",
-        tones=tones.astype(np.float32),
-        others=np.zeros((PHONEMES, TEACHER_UNIT), np.float32),
-    )
+    np.savez(folder / "weights-0.npz", times=times, tones=tones.astype(np.float32), **constants)  # type: ignore[arg-type]
+    np.savez(folder / "weights-1.npz", others=np.zeros((PHONEMES, TEACHER_UNIT), np.float32))
     for voice, name in enumerate(VOICES):
         np.full((ROWS_OF_STYLES, STYLES), 1.0 - 0.5 * voice, np.float32).tofile(folder / f"{name}.bin")
 

@@ -4,8 +4,8 @@
     python -m training.check --asr FOLDER [--checkpoint FOLDER] [--sentences N] [--json FILE]     (make voice-check)
 
 Word errors and lost ends are counted on the 100 test sentences, whole and live, and on four paragraphs of prose; wrong
-lengths on 400 more sentences; MOS on 20 sentences, if the package distillmos is installed. Both voices speak with the
-checkpoint's own sampling and fixed seeds. --sentences takes the first N test sentences and reduces the rest in
+lengths on 400 more sentences; MOS on 20 sentences, where the package distillmos can be loaded. Both voices speak with
+the checkpoint's own sampling and fixed seeds. --sentences takes the first N test sentences and reduces the rest in
 proportion. training.recordings and training.score do the same in two steps, on two machines.
 """
 
@@ -13,7 +13,6 @@ import argparse
 import json
 import time
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from polyvox.bench.wer import WordErrors
 from polyvox.text import split_sentences
 from polyvox.tts import EMBEDDED_VOICE
 from training.asr import Recogniser
-from training.quality import MosPredictor
+from training.quality import load_mos_predictor
 from training.rates import error_rate
 from training.recordings import ENGINE, LAYOUTS, Recording, speak
 from training.score import report, transcripts
@@ -74,7 +73,7 @@ def check(folder: Path, asr: Path, sentences: int) -> dict[str, Any]:
                 WordErrors(sum(e.errors for e in one), sum(e.words for e in one)) for one in zip(*voices, strict=True)
             ]
             add_rate(found, layout, pairs)
-    predict = MosPredictor() if find_spec("distillmos") else None
+    predict = load_mos_predictor()
     for voice, pieces in samples.items():
         found[f"pitch {voice}"] = median_pitch(pieces, rate)
         if predict:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codec's encoder: speech and phonemes to codes. It is used in training only and is not part of the checkpoint.
+"""The codec's encoder: timed phonemes and prosody to codes. It is used in training only, not part of the checkpoint.
 
-Code 0 is computed from the teacher's phonemes and their timing alone, so it can be predicted from text. Code 1 is the
-harmonic source: voice, pitch and phase (source.py). Codes 2 and up are a residual quantization of the audio (loudness,
-timbre, detail).
+No code is computed from audio: the teacher's durations, pitch and energy of a text determine all of them, so they can
+be predicted from text, and all texts have them. Code 0 is the phonemes of a frame. Code 1 is the harmonic source:
+voice, pitch and phase (source.py). Codes 2 and up quantize what a wide context of phonemes, pitch and energy says about
+the sound.
 """
 
 from collections.abc import Iterator
@@ -13,51 +14,61 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.features import COLUMNS, MELS, LogMel
 from training.oscillator import code_phasors
-from training.source import SOURCE_CODES, source_table
-from training.units import MAX_UNIT_COUNT, UNITS_PER_FRAME
+from training.source import LOUDEST, SOURCE_CODES, source_table
+from training.units import UNITS_PER_FRAME
 
 PHONEMES = 178  # the teacher's vocabulary
-BEFORE, AFTER = 1, 3  # context of code 0 in units; audio precedes its label by a unit or two
+MAX_UNIT_COUNT = 15
+BEFORE, AFTER = 12, 15  # units of context of a frame
 WINDOW = BEFORE + UNITS_PER_FRAME + AFTER
+NEAR = slice(BEFORE - 1, BEFORE + UNITS_PER_FRAME + 3)  # context of code 0; audio precedes its label by a unit or two
+NEAR_UNITS = NEAR.stop - NEAR.start
 SHIFT = 1  # units by which the predicted phoneme labels are later
-MARGIN = 2  # frames of audio context on each side
+FRAMES_BEFORE, FRAMES_AFTER = 3, 4  # frames around a frame whose pitch is part of its context
+SOURCES = FRAMES_BEFORE + 1 + FRAMES_AFTER
+LOUDNESS_SCALE = 40.0  # a standard deviation
 PHASOR_SHARE = 0.1  # initial scale of residual codes in the phasor channels (oscillator.py)
 DECAY = 0.99
 DEAD = 0.1  # entries used less than this share of the mean are re-initialised
 
 
-class Block(nn.Module):
-    def __init__(self, size: int, kernel: int) -> None:
-        super().__init__()
-        self.mix = nn.Conv1d(size, size, kernel, padding=kernel // 2, groups=size)
-        self.norm = nn.LayerNorm(size)
-        self.wide = nn.Linear(size, 3 * size)
-        self.narrow = nn.Linear(3 * size, size)
-        self.gamma = nn.Parameter(torch.full((size,), 0.1))
+class UnitEmbedding(nn.Module):
+    """Units [*,4] to vectors: the phoneme, and the numbers of its units before and after this one.
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.mix(x).transpose(1, 2))
-        return x + (self.gamma * self.narrow(F.gelu(self.wide(y)))).transpose(1, 2)
+    The last feature, loudness, is not read.
+    """
 
+    size = 80
 
-class PhonemeEncoder(nn.Module):
-    """Phonetic content of each frame from its window of units: [B,T,WINDOW,FEATURES] -> [B,T,dim]."""
-
-    def __init__(self, dim: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.phoneme = nn.Embedding(PHONEMES, 48)
         self.passed = nn.Embedding(MAX_UNIT_COUNT + 1, 16)
         self.left = nn.Embedding(MAX_UNIT_COUNT + 1, 16)
+
+    def forward(self, units: Tensor) -> Tensor:
+        phoneme, passed, left, _ = units.long().unbind(-1)
+        return torch.cat([self.phoneme(phoneme), self.passed(passed), self.left(left)], -1)
+
+
+class PhonemeEncoder(nn.Module):
+    """Phonetic content of each frame from its window of units: [B,T,WINDOW,4] -> [B,T,dim]."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.units = UnitEmbedding()
         self.net = nn.Sequential(
-            nn.Linear(WINDOW * 80, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, dim)
+            nn.Linear(NEAR_UNITS * UnitEmbedding.size, 512),
+            nn.GELU(),
+            nn.Linear(512, 512),
+            nn.GELU(),
+            nn.Linear(512, dim),
         )
         self.name = nn.Sequential(nn.Linear(dim, 256), nn.GELU(), nn.Linear(256, UNITS_PER_FRAME * PHONEMES))
 
     def forward(self, window: Tensor) -> Tensor:
-        phoneme, passed, left = window.long().unbind(-1)
-        return self.net(torch.cat([self.phoneme(phoneme), self.passed(passed), self.left(left)], -1).flatten(-2))
+        return self.net(self.units(window[..., NEAR, :]).flatten(-2))
 
     def phoneme_loss(self, code: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy and accuracy of the frame's phonemes, predicted from its quantized code 0."""
@@ -67,19 +78,43 @@ class PhonemeEncoder(nn.Module):
         return F.cross_entropy(scores.flatten(0, 2), target.flatten()), right
 
 
-class SoundEncoder(nn.Module):
-    """Detail of each frame from a log-mel spectrum with a margin on both sides: [B,MELS,columns] -> [B,T,size]."""
-
-    def __init__(self, size: int = 384) -> None:
+class Layer(nn.Module):
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.mel = LogMel()
-        wide = 256
-        self.columns = nn.Sequential(nn.Conv1d(MELS, wide, 3, padding=1), *(Block(wide, 7) for _ in range(3)))
-        self.frames = nn.Sequential(nn.Conv1d(wide, size, COLUMNS, stride=COLUMNS), *(Block(size, 3) for _ in range(2)))
-        self.norm = nn.LayerNorm(size)
+        self.net = nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size))
 
-    def forward(self, mel: Tensor) -> Tensor:
-        return self.norm(self.frames(self.columns(mel))[..., MARGIN:-MARGIN].transpose(1, 2))
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.net(x)
+
+
+class ContextEncoder(nn.Module):
+    """Sound of each frame from its window of units, with their loudness, and the pitch around it.
+
+    Units [B,T,WINDOW,4] and source codes [B,T,SOURCES] to [B,T,size]. Convolutions need less speech than a
+    matrix with weights for each unit.
+    """
+
+    size, channels = 384, 128
+    pitch: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("pitch", source_table(), persistent=False)
+        self.units = UnitEmbedding()
+        self.enter = nn.Conv1d(UnitEmbedding.size, self.channels, 3)
+        self.convs = nn.ModuleList(nn.Conv1d(self.channels, self.channels, 3) for _ in range(2))
+        width = WINDOW - 2 * (1 + len(self.convs))  # each convolution shortens the window
+        self.join = nn.Linear(width * self.channels, self.size)
+        self.prosody = nn.Linear(WINDOW + SOURCES * self.pitch.shape[1], self.size)
+        self.layers = nn.Sequential(*(Layer(self.size) for _ in range(2)), nn.LayerNorm(self.size))
+
+    def forward(self, window: Tensor, source: Tensor) -> Tensor:
+        x = F.gelu(self.enter(self.units(window).flatten(0, 1).transpose(1, 2)))
+        for conv in self.convs:
+            x = x[..., 1:-1] + F.gelu(conv(x))
+        context = self.join(x.flatten(1).unflatten(0, window.shape[:2]))
+        loudness = (window[..., -1] - LOUDEST / 2) / LOUDNESS_SCALE
+        return self.layers(context + self.prosody(torch.cat([loudness, self.pitch[source].flatten(-2)], -1)))
 
 
 class Codes(nn.Module):
@@ -141,44 +176,45 @@ class Coded:
 
 
 class SpeechEncoder(nn.Module):
-    """Phoneme windows, source codes and audio to codes; codebook 0 has its own size."""
+    """Windows of units and source codes to codes; codebook 0 has its own size.
+
+    Source codes [B,T,SOURCES] are those of the frame and its neighbours.
+    """
 
     def __init__(self, books: int, first_size: int, rest_size: int, dim: int) -> None:
         super().__init__()
         self.phonemes = PhonemeEncoder(dim)
-        self.sound = SoundEncoder()
+        self.context = ContextEncoder()
         self.source = nn.Embedding(SOURCE_CODES, dim)
         with torch.no_grad():
             phasors = code_phasors()
             table = torch.cat([phasors, source_table()], 1)
             self.source.weight.zero_()
             self.source.weight[:, : table.shape[1]] = table
-        self.rest = nn.Linear(self.sound.norm.normalized_shape[0] + 2 * dim, dim)
+        self.rest = nn.Linear(self.context.size + 2 * dim, dim)
         with torch.no_grad():
             self.rest.weight[: phasors.shape[1]] *= PHASOR_SHARE
         self.first = Codes(first_size, dim)
         self.books = nn.ModuleList(Codes(rest_size, dim) for _ in range(books - 2))
 
-    def plain(self, window: Tensor, source: Tensor, mel: Tensor) -> tuple[Tensor, Tensor]:
+    def plain(self, window: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         """Both parts without quantization, for the start of training."""
-        first, harmonic = self.phonemes(window), self.source(source)
-        return first, harmonic + self._detail(mel, first.detach(), harmonic)
+        first, harmonic = self.phonemes(window), self._harmonic(source)
+        return first, harmonic + self._detail(window, source, first.detach())
 
-    def forward(
-        self, window: Tensor, source: Tensor, mel: Tensor, kept: Tensor | None = None, learn: bool = False
-    ) -> Coded:
+    def forward(self, window: Tensor, source: Tensor, kept: Tensor | None = None, learn: bool = False) -> Coded:
         """kept [B]: number of codes of each row that the decoder receives, at least 2; by default all."""
         first = self.phonemes(window)
         flat = first.flatten(0, 1)
-        codes = [self.first.nearest(flat.detach()), source.flatten()]
+        codes = [self.first.nearest(flat.detach()), source[..., FRAMES_BEFORE].flatten()]
         chosen = F.embedding(codes[0], self.first.table()).detach()
         commitment = F.mse_loss(flat, chosen)
         if learn:
             self.first.learn(flat.detach(), codes[0])
         first = (flat + (chosen - flat).detach()).view_as(first)
 
-        harmonic = self.source(source)
-        detail = self._detail(mel, chosen.view_as(first), harmonic).flatten(0, 1)
+        harmonic = self._harmonic(source)
+        detail = self._detail(window, source, chosen.view_as(first)).flatten(0, 1)
         left, total = detail, torch.zeros_like(detail)
         shown = kept if kept is not None else torch.full((len(first),), 2 + len(self.books), device=first.device)
         shown = shown[:, None].expand(first.shape[:2]).flatten()[:, None]
@@ -194,17 +230,13 @@ class SpeechEncoder(nn.Module):
         rest = harmonic + (visible + (total - visible).detach()).view_as(harmonic)
         return Coded(torch.stack(codes, -1).view(*rest.shape[:2], -1), first, rest, commitment)
 
-    def first_codes(self, window: Tensor) -> Tensor:
-        """Code 0, which needs no audio: [B,T,WINDOW,FEATURES] -> [B,T]"""
-        return self.first.nearest(self.phonemes(window).flatten(0, 1)).view(window.shape[:2])
-
     @torch.no_grad()
-    def initialise_codebooks(self, window: Tensor, source: Tensor, mel: Tensor) -> None:
+    def initialise_codebooks(self, window: Tensor, source: Tensor) -> None:
         first = self.phonemes(window)
         flat = first.flatten(0, 1)
         self.first.start(flat)
         chosen = F.embedding(self.first.nearest(flat), self.first.table()).view_as(first)
-        left = self._detail(mel, chosen, self.source(source)).flatten(0, 1)
+        left = self._detail(window, source, chosen).flatten(0, 1)
         for book in self._books():
             book.start(left)
             left = left - F.embedding(book.nearest(left), book.table())
@@ -213,8 +245,12 @@ class SpeechEncoder(nn.Module):
         """The entries of codebooks 1 and up."""
         return [self.source.weight, *(book.table() for book in self._books())]
 
-    def _detail(self, mel: Tensor, first: Tensor, harmonic: Tensor) -> Tensor:
-        return self.rest(torch.cat([self.sound(mel), first, harmonic.detach()], -1))
+    def _harmonic(self, source: Tensor) -> Tensor:
+        return self.source(source[..., FRAMES_BEFORE])
+
+    def _detail(self, window: Tensor, source: Tensor, first: Tensor) -> Tensor:
+        context = self.context(window, source)
+        return self.rest(torch.cat([context, first, self._harmonic(source).detach()], -1))
 
     def _books(self) -> Iterator[Codes]:
         for book in self.books:

@@ -20,7 +20,7 @@ from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from training.files import load_parts
-from training.layout import CODE_0_SIZE, SAMPLING, initialise, voice_files
+from training.layout import CODE_0_SIZE, SAMPLING, voice_files
 from training.talker import load_talker
 
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
@@ -92,7 +92,6 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=SAMPLING[name])
     arguments = parser.parse_args()
     talker = Talker(parse_config(voice_files(SAMPLING)))
-    initialise(talker)
     load_talker(talker, arguments.talker)
     sampling = dict(SAMPLING)
     for name, flag in TEMPERATURES.items():

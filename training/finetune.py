@@ -3,9 +3,9 @@
 
     python -m training.finetune --work DIR --codec DIR --pool pool.npz --talker DIR --minutes 3
 
-Code 0 is always the encoder's, so that samples and codes stay aligned. In half of the segments, codes 1 and up are the
-talker's, predicted with dropout. --codec holds codes.npz and the decoder, which is replaced, and receives
-finetune.jsonl.
+Codes 0 and 1 are always the encoder's, so that codes and samples have the same phonemes, pitch and phase. In half of
+the segments, codes 2 and up are the talker's, predicted with dropout. --codec holds codes.npz and the decoder, which is
+replaced, and receives finetune.jsonl.
 """
 
 import argparse
@@ -21,34 +21,36 @@ from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from training.adversarial import AdversarialLoss
 from training.batches import Batch, Batches, row_count
-from training.codec import trained_parameters
+from training.codec import read_codes, trained_parameters
 from training.export import load_decoder
 from training.files import save_parts
 from training.graph import CapturedStep
-from training.layout import NUM_CODEBOOKS, SAMPLING, initialise, voice_files
+from training.layers import replace_layers
+from training.layout import NUM_CODEBOOKS, SAMPLING, voice_files
 from training.losses import read
 from training.optimizer import adam, set_learning_rate, synchronize
-from training.pool import SPOKEN_FILE, Pool
+from training.pool import Pool
 from training.schedule import Clock, Log, rate
 from training.speech_data import Segments, Sound, load_sound, without_margin
-from training.talker import LENGTHS, add_dropout, load_talker
+from training.talker import LENGTHS, load_talker
 from training.units import FRAME
 from training.vocoder import SEGMENT, SKIPPED
 
 PEAK_RATE = 2e-4
 AVERAGE = 0.998  # of the decoder's weights
 RISE = 300  # steps until the discriminators have their full weight
-PREDICTED = 0.5  # share of segments whose codes 1 and up are the talker's
+PREDICTED = 0.5  # share of segments with codes of the talker
+NUM_ALIGNED = 2  # codes of a frame that stay the encoder's
 PASSES = 2  # the first pass reads the encoder's codes, the second the codes of the first
 LOG_SECONDS, CHECK = 15.0, 10
 
 
 @torch.no_grad()
 def predict(talker: Talker, batches: Batches, pool: Pool, texts: np.ndarray, rows: int) -> Tensor:
-    """Frames [frames, NUM_CODEBOOKS] of these texts, concatenated; codes 1 and up are predicted by the talker."""
+    """Frames [frames, NUM_CODEBOOKS] of these texts, concatenated; codes 2 and up are predicted by the talker."""
     talker.train()  # dropout imitates the errors on texts that it was not trained on
     length, device = row_count(pool), batches.codes.device
-    by_text = {int(pool.text[entry]): int(entry) for entry in np.nonzero(pool.spoken & (pool.text >= 0))[0][::-1]}
+    by_text = {int(pool.text[entry]): int(entry) for entry in np.nonzero(pool.text >= 0)[0][::-1]}
     entries = np.array([by_text[int(text)] for text in texts])
     counts = pool.frame_count[entries]
     starts = np.cumsum(counts) - counts
@@ -60,20 +62,24 @@ def predict(talker: Talker, batches: Batches, pool: Pool, texts: np.ndarray, row
             whole = torch.zeros(len(some), dtype=torch.bool, device=device)
             batch = batches.rows(torch.from_numpy(entries[some]).to(device), whole, whole, size)
             positions = np.concatenate([np.arange(starts[row], starts[row] + counts[row]) for row in some])
-            made[torch.from_numpy(positions).to(device)] = talker_codes(talker, batch)
+            made[torch.from_numpy(positions).to(device)] = talker_codes(talker, batch, NUM_ALIGNED)
     talker.eval()
     return made
 
 
-def talker_codes(talker: Talker, batch: Batch) -> Tensor:
-    """The frames of a batch in row order, [frames, NUM_CODEBOOKS]: code 0 unchanged, the others by the talker."""
+def talker_codes(talker: Talker, batch: Batch, num_given: int) -> Tensor:
+    """The frames of a batch in row order, [frames, NUM_CODEBOOKS]; codes from num_given on are by the talker."""
     frames, following = batch.frames, batch.following.clone()
     known = following[..., 0] >= 0
-    first = following[known][:, :1]
+    true = following[known]
+
+    def draw(book: int, scores: Tensor) -> Tensor:  # book 0 is that of code 1
+        return true[:, book + 1] if book + 1 < num_given else scores.argmax(-1)
+
     for _ in range(PASSES):
         hidden = read(talker, batch, frames)[known]
-        rest = talker.code_predictor(hidden, talker.model.codec_embedding(first[:, 0]), lambda _, x: x.argmax(-1))
-        following[known] = torch.cat([first, rest], 1)
+        rest = talker.code_predictor(hidden, talker.model.codec_embedding(true[:, 0]), draw)
+        following[known] = torch.cat([true[:, :1], rest], 1)
         frames = torch.where(frames >= 0, following.roll(1, 1), frames)
     return following[known]
 
@@ -161,15 +167,13 @@ def main() -> None:
 def finetune(arguments: argparse.Namespace, device: torch.device) -> None:
     pool, config = Pool.load(arguments.pool), parse_config(voice_files(SAMPLING))
     sound = load_sound(arguments.work, SEGMENT, device)
-    with np.load(arguments.codec / SPOKEN_FILE) as arrays:
-        true, texts = arrays["codes"].astype(np.int64), arrays["texts"]
+    true = read_codes(arguments.codec, sound.index).astype(np.int64)
     talker, decoder = Talker(config), load_decoder(arguments.codec)
-    initialise(talker)
     load_talker(talker, arguments.talker)
-    add_dropout(talker)
+    replace_layers(talker)  # with dropout
     talker.to(device)
     codes = torch.from_numpy(true).to(device)
-    predicted = predict(talker, Batches(pool, config, device), pool, texts, arguments.rows)
+    predicted = predict(talker, Batches(pool, config, device), pool, sound.index, arguments.rows)
     log = Log(arguments.codec / "finetune.jsonl")
     same = (predicted == codes).float().mean(0).tolist()
     log(phase="predicted", **{f"same_{book}": value for book, value in enumerate(same)})

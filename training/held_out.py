@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reconstruct held-out speech from its codes and save it as recordings, beside the teacher's audio.
 
-    python -m training.held_out --work DIR --codec DIR --out DIR [--count 24] [--codebooks 4]
+    python -m training.held_out --work DIR --codec DIR --out DIR [--count 24] [--codebooks 2 3]
 
 --out receives teacher/, features/ (the decoder's convolutional layers on the features of the teacher's audio) and
 codec-N/ for each number N of codes, which training.score and training.quality read.
@@ -16,15 +16,14 @@ from torch import nn
 
 from polyvox import kernels
 from polyvox.audio.pcm import to_pcm
-from training.codec import latent
-from training.corpus import Phonemes, read_timed
-from training.encoder import MARGIN, SpeechEncoder
+from training.codec import latent, load_encoder
+from training.corpus import Phonemes, read_audio, read_timings
+from training.encoder import FRAMES_BEFORE
 from training.export import load_decoder
 from training.fast_decoder import waveform
-from training.features import COLUMNS, AcousticFeatures
-from training.files import load_parts
-from training.layout import CODE_0_SIZE, CODE_DIM, NUM_CODEBOOKS, RESIDUAL_SIZE, SPEAKERS
-from training.speech_data import HELD_OUT, utterance_source, windows
+from training.features import AcousticFeatures, LogMel
+from training.layout import NUM_CODEBOOKS, SPEAKERS
+from training.speech_data import HELD_OUT, corpus_frames
 from training.units import FRAME, SAMPLE_RATE
 
 MIN_FRAMES = 25  # 2 s
@@ -45,35 +44,30 @@ def main() -> None:
 @torch.no_grad()
 def reconstruct(arguments: argparse.Namespace, device: torch.device) -> None:
     texts, phonemes = (arguments.work / "texts.txt").read_text().splitlines(), Phonemes(arguments.work)
-    encoder = SpeechEncoder(NUM_CODEBOOKS, CODE_0_SIZE, RESIDUAL_SIZE, CODE_DIM)
-    encoder.load_state_dict(load_parts(arguments.codec, "encoder"))
-    encoder.to(device).eval()
+    encoder = load_encoder(arguments.codec).to(device)
     decoder = load_decoder(arguments.codec).to(device).eval()
-    acoustic = AcousticFeatures().to(device)
+    mel, acoustic = LogMel().to(device), AcousticFeatures().to(device)
+    timings, audio = read_timings(arguments.work, "speech"), read_audio(arguments.work)
+    ends = np.cumsum(timings.frames)
     made: dict[str, list[list[tuple[str, np.ndarray]]]] = {}
-    positions: dict[Path, int] = {}
-    for timed, path in read_timed(arguments.work, "speech"):
-        first = positions.get(path, 0)
-        count = timed.span.frames * FRAME
-        positions[path] = first + count
-        voice = int(phonemes.voices[timed.index])
+    for number, (text, count) in enumerate(zip(timings.texts, timings.frames, strict=True)):
+        voice = int(phonemes.voices[text])
         enough = len(made.get("teacher", [[], []])[voice]) >= arguments.count
-        if timed.index % HELD_OUT or timed.span.frames < MIN_FRAMES or enough:
+        if text % HELD_OUT or count < MIN_FRAMES or enough:
             continue
-        wave = torch.from_numpy(np.fromfile(path, np.int16, count, offset=2 * first)).to(device).float() / 32767
-        padded = nn.functional.pad(wave, (MARGIN * FRAME, MARGIN * FRAME))[None]
-        units = torch.from_numpy(windows(phonemes[timed.index], timed))[None].to(device)
-        source = utterance_source(timed, voice)[None].to(device)
-        mel = encoder.sound.mel(padded)
-        true = acoustic(mel[..., MARGIN * COLUMNS : -MARGIN * COLUMNS], source)
+        samples = audio[(ends[number] - count) * FRAME : ends[number] * FRAME]
+        wave = torch.from_numpy(samples).to(device).float() / 32767
+        frames = corpus_frames(phonemes, timings[number : number + 1], device)
+        units, source = frames.windows(torch.arange(count, device=device))[None], frames.source[None]
+        true = acoustic(mel(wave[None]), source[..., FRAMES_BEFORE])
         free = decoder.config.latent_dim - true.shape[1]
         sounds = {"teacher": wave, "features": waveform(decoder, nn.functional.pad(true, (0, 0, 0, free)))[0]}
         for books in arguments.codebooks:
-            coded = encoder(units, source, mel, torch.tensor([books], device=device))
+            coded = encoder(units, source, torch.tensor([books], device=device))
             x = latent(decoder, coded.first, coded.rest)
             sounds[f"codec-{books}"] = decoder.sound(x, decoder.initial_state(1))[0][0]
         for name, sound in sounds.items():
-            made.setdefault(name, [[], []])[voice].append((texts[timed.index], sound.cpu().numpy()))
+            made.setdefault(name, [[], []])[voice].append((texts[text], sound.cpu().numpy()))
     for name, voices in made.items():
         folder = arguments.out / name
         folder.mkdir(parents=True, exist_ok=True)

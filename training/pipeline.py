@@ -2,10 +2,16 @@
 """Train the voice from a corpus of texts in stages; completed stages are skipped.
 
     python -m training.pipeline --work DIR --teacher DIR --out DIR [--only durations,speech] [--minutes talker=8]
+        [--from-checkpoint [FOLDER]]
 
 --work has corpus/ (from `training.corpus texts`) and tokens/ (from `training.tokens`) and receives the intermediate
 files. After each stage, --out has the files that the checkpoint needs: decoder, encoder, talker and losses. Interrupted
 stages resume: workers append, the vocoder keeps its state, the talker starts from its best weights.
+
+--from-checkpoint continues the training of an exported voice, by default the embedded one, in half an hour. It needs
+only corpus/phonemes.npz and the teacher: training.restore writes the rest from the checkpoint and training/state. The
+codec only encodes, because other codes would be of no use to the talker; the vocoder begins with new discriminators. An
+interrupted run is continued by the same command.
 """
 
 import argparse
@@ -17,8 +23,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# Time budget of a stage in minutes on one H200; other stages run to their end.
-MINUTES = {"durations": 2.0, "speech": 4.0, "codec": 1.5, "vocoder": 20.0, "talker": 8.0, "finetune": 3.0}
+from polyvox.tts import EMBEDDED_VOICE
+from training.restore import ENCODER, restore
+
+# Time budget of a stage in minutes on one H200; other stages run to their end. Compilation and capture are not counted:
+# about a minute each for vocoder, talker and finetune.
+MINUTES = {"durations": 3.0, "speech": 4.0, "codec": 3.0, "vocoder": 20.0, "talker": 6.0, "finetune": 3.0}
+CONTINUED_MINUTES = {"durations": 1.0, "speech": 4.0, "codec": 0.0, "vocoder": 12.0, "talker": 5.0, "finetune": 3.0}
 STAGES = ("durations", "speech", "codec", "vocoder", "pool", "talker", "finetune")
 # Files copied to --out; the second list only until the talker is trained.
 KEPT = (
@@ -26,7 +37,7 @@ KEPT = (
     "codec/finetune.jsonl",
     "talker/talker-*.safetensors", "talker/talker.jsonl",
 )  # fmt: skip
-UNTIL_TALKER = ("codec/codes.npz", "codec/timed.npz")
+UNTIL_TALKER = ("codec/codes.npz",)
 REPORT = "stages.jsonl"
 
 
@@ -90,12 +101,20 @@ def main() -> None:
     parser.add_argument(
         "--extra", action="append", default=[], help="stage=argument: an additional argument for a stage"
     )
+    parser.add_argument(
+        "--from-checkpoint", type=Path, nargs="?", const=EMBEDDED_VOICE, help="continue the training of this voice"
+    )
     arguments = parser.parse_args()
     extra: dict[str, list[str]] = {}
+    minutes = MINUTES
+    if arguments.from_checkpoint:
+        minutes, extra = CONTINUED_MINUTES, {"vocoder": ["--spectral-steps=0"]}
+        if not any(arguments.work.glob("codec/decoder-*.safetensors")):
+            restore(arguments.from_checkpoint, ENCODER, arguments.work)
     for one in arguments.extra:
         stage, _, argument = one.partition("=")
         extra.setdefault(stage, []).append(argument)
-    minutes = MINUTES | arguments.minutes
+    minutes = minutes | arguments.minutes
     Run(arguments.work, arguments.teacher, arguments.out, minutes, extra).stages(arguments.only)
 
 

@@ -15,7 +15,7 @@ from training.units import SAMPLE_RATE
 
 CURVES = {
     "vocoder": (("valid_true", "from the teacher's features"), ("valid_coded", "from codes")),
-    "talker": (("whole_first", "code 0"), ("whole_1", "code 1"), ("whole_2", "code 2"), ("whole_3", "code 3")),
+    "talker": (("whole_first", "code 0"), ("whole_1", "code 1"), ("whole_2", "code 2")),
 }
 
 

@@ -4,7 +4,6 @@
     python -m training.pool --corpus DIR --codes DIR --tokenizer DIR --out pool.npz
 
 An entry is one tokenization of one text with its frames. Some entries join utterances of one voice, for long texts.
-Entries that were timed but not synthesised have only code 0.
 """
 
 import argparse
@@ -14,19 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from tokenizers import Tokenizer
 
 from training.corpus import Phonemes
-from training.layout import NUM_CODEBOOKS
+from training.source import CLASSES, LOWEST, RANGE, source_codes
 from training.speech_data import HELD_OUT
-from training.tokens import load_tokenizer
+from training.tokens import load_tokenizer, token_sizes
 
-UNKNOWN = 0xFFFF  # codes 1 and up of texts that were only timed
 DROPOUT = 0.1  # BPE dropout, in all but the first tokenization of a text
 NUM_TOKENIZATIONS = 3
-JOINED = 0.35  # number of joined entries relative to synthesised ones
+JOINED = 0.15  # number of joined entries relative to training texts; a quarter of the rows
 MAX_JOINED_FRAMES = 150  # frames
 TOKENIZER_BATCH = 20_000
-SPOKEN_FILE, TIMED_FILE = "codes.npz", "timed.npz"
+CODES_FILE = "codes.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class Pool:
     """Entries as spans of flat arrays; a text may have several entries."""
 
     tokens: np.ndarray
+    token_ends: np.ndarray  # [tokens]: bytes of the text, in UTF-8, up to the end of the token
     codes: np.ndarray  # [frames, NUM_CODEBOOKS]
-    word_counts: np.ndarray  # [frames]: training count of the word, for held-out speech; -1 elsewhere
+    positions: np.ndarray  # [frames]: byte of the text, in UTF-8, that completes the frame's phoneme
     first_token: np.ndarray
     token_count: np.ndarray
     first_frame: np.ndarray
     frame_count: np.ndarray
     speaker: np.ndarray
     text: np.ndarray  # index of the text; -1 for joined texts
-    spoken: np.ndarray  # has all codes
     held_out: np.ndarray
 
     def save(self, path: Path) -> None:
@@ -57,18 +57,17 @@ class Pool:
 @dataclass(frozen=True, slots=True)
 class Utterance:
     text: str
-    codes: np.ndarray
+    codes: np.ndarray  # [frames, NUM_CODEBOOKS]
+    phonemes: np.ndarray  # [frames]: index of each frame's phoneme in the text
     speaker: int
     index: int
-    spoken: bool
     held_out: bool
-    word_counts: np.ndarray | None = None
 
 
 class Packing:
     """Collect utterances; codes are stored once for all tokenizations of a text."""
 
-    def __init__(self, tokenizers: Sequence[object]) -> None:
+    def __init__(self, tokenizers: Sequence[Tokenizer]) -> None:
         self._tokenizers = tokenizers
         self._utterances: list[Utterance] = []
 
@@ -84,7 +83,6 @@ class Packing:
                 counts,
                 np.array([one.speaker for one in utterances]),
                 np.array([one.index for one in utterances]),
-                np.array([one.spoken for one in utterances]),
                 np.array([one.held_out for one in utterances]),
             ]
         )
@@ -95,65 +93,78 @@ class Packing:
             # Held-out texts are tokenized only as served.
             chosen = np.nonzero(of_each[-1] == 0)[0] if number else np.arange(len(utterances))
             entries.append(chosen)
-            for first in range(0, len(chosen), TOKENIZER_BATCH):
-                texts = [utterances[position].text for position in chosen[first : first + TOKENIZER_BATCH]]
-                found = tokenizer.encode_batch(texts, add_special_tokens=False)  # type: ignore[attr-defined]
-                ids = [each.ids for each in found]
+            for start in range(0, len(chosen), TOKENIZER_BATCH):
+                texts = [utterances[position].text for position in chosen[start : start + TOKENIZER_BATCH]]
+                ids = [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
                 tokens.append(np.fromiter(itertools.chain.from_iterable(ids), np.int16))
                 token_counts += map(len, ids)
-        columns = of_each[:, np.concatenate(entries)]
+        first, count, speaker, text, held_out = of_each[:, np.concatenate(entries)].astype(np.int32)
         lengths = np.array(token_counts, np.int32)
-        unknown = [
-            one.word_counts if one.word_counts is not None else np.full(count, -1, np.int32)
-            for one, count in zip(utterances, counts, strict=True)
-        ]
+        packed = np.concatenate(tokens)
         return Pool(
-            np.concatenate(tokens),
+            packed,
+            _cumulated(token_sizes(self._tokenizers[0])[packed], lengths).astype(np.int16),
             np.concatenate([one.codes for one in utterances]),
-            np.concatenate(unknown),
+            np.concatenate([completing_bytes(one.text)[one.phonemes] for one in utterances]).astype(np.int16),
             (np.cumsum(lengths) - lengths).astype(np.int32),
             lengths,
-            *columns[:4].astype(np.int32),
-            *columns[4:].astype(bool),
+            first,
+            count,
+            speaker,
+            text,
+            held_out.astype(bool),
         )
+
+
+def completing_bytes(text: str) -> np.ndarray:
+    """The last byte of each character in UTF-8."""
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
+    return np.cumsum(sizes) - 1
+
+
+def _cumulated(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Cumulative sums within consecutive spans of these lengths."""
+    total = np.cumsum(values, dtype=np.int64)
+    before = np.concatenate([[0], total])[np.cumsum(lengths) - lengths]
+    return total - np.repeat(before, lengths)
 
 
 def pack(corpus: Path, codes: Path, tokenizer: Path, seed: int = 1) -> Pool:
     """The pool of a corpus folder and a folder of codes."""
     phonemes = Phonemes(corpus)
-    texts = [phonemes.text(index) for index in range(len(phonemes))]
     voices = phonemes.voices
     tokenizers = [load_tokenizer(tokenizer, dropout) for dropout in (None, *[DROPOUT] * (NUM_TOKENIZATIONS - 1))]
     packing = Packing(tokenizers)
-    with np.load(codes / SPOKEN_FILE) as arrays:
-        spoken = _utterances(arrays["texts"], arrays["frames"], arrays["codes"])
-        rarity = dict(_utterances(arrays["texts"], arrays["frames"], arrays["word_counts"]))
-    with np.load(codes / TIMED_FILE) as arrays:
-        timed_codes = np.full((len(arrays["codes"]), NUM_CODEBOOKS), UNKNOWN, np.uint16)
-        timed_codes[:, 0] = arrays["codes"]
-        timed = _utterances(arrays["texts"], arrays["frames"], timed_codes)
-    for index, frames in spoken:
+    training: list[list[Utterance]] = [[] for _ in LOWEST]  # by voice
+    with np.load(codes / CODES_FILE) as arrays:
+        texts, frames, spoken, named = (arrays[name] for name in ("texts", "frames", "codes", "phonemes"))
+    ends = np.cumsum(frames, dtype=np.int64)
+    for index, count, end in zip(texts.tolist(), frames, ends, strict=True):
+        span, voice = slice(end - count, end), int(voices[index])
         held_out = index % HELD_OUT == 0
-        counts = rarity[index] if held_out else None
-        packing.add(Utterance(texts[index], frames, voices[index], index, True, held_out, counts))
-    for index, frames in timed:
-        packing.add(Utterance(texts[index], frames, voices[index], index, False, index % HELD_OUT == 0))
+        one = Utterance(phonemes.text(index), spoken[span], named[span], voice, index, held_out)
+        packing.add(one)
+        if not held_out:
+            training[voice].append(one)
     pick = np.random.default_rng(seed)
-    training = [entry for entry in spoken if entry[0] % HELD_OUT]
-    by_voice = [[entry for entry in training if voices[entry[0]] == voice] for voice in (0, 1)]
-    for _ in range(int(JOINED * len(training))):
-        voice = int(pick.integers(2))
-        chosen = [by_voice[voice][i] for i in pick.integers(0, len(by_voice[voice]), int(pick.integers(2, 5)))]
-        while sum(len(frames) for _, frames in chosen) > MAX_JOINED_FRAMES and len(chosen) > 1:
-            chosen.pop()
-        text = " ".join(texts[index] for index, _ in chosen)
-        packing.add(Utterance(text, np.concatenate([frames for _, frames in chosen]), voice, -1, True, False))
+    for voice, some in enumerate(training):
+        for _ in range(int(JOINED * len(some))):
+            chosen = [some[i] for i in pick.integers(0, len(some), int(pick.integers(2, 5)))]
+            while sum(len(one.codes) for one in chosen) > MAX_JOINED_FRAMES and len(chosen) > 1:
+                chosen.pop()
+            packing.add(joined(chosen, voice))
     return packing.pool()
 
 
-def _utterances(texts: np.ndarray, frames: np.ndarray, codes: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    ends = np.cumsum(frames, dtype=np.int64)
-    return [(int(text), codes[end - count : end]) for text, count, end in zip(texts, frames, ends, strict=True)]
+def joined(utterances: Sequence[Utterance], voice: int) -> Utterance:
+    """Utterances of one voice after each other; the phase of code 1 continues from one to the next."""
+    codes = np.concatenate([one.codes for one in utterances])
+    advance = torch.from_numpy(codes[:, 1].astype(np.int64)) // CLASSES % RANGE + LOWEST[voice]
+    codes[:, 1] = source_codes(advance, voice).numpy()
+    starts = np.cumsum([0, *(len(one.text) + 1 for one in utterances)])
+    phonemes = np.concatenate([one.phonemes + start for one, start in zip(utterances, starts, strict=False)])
+    return Utterance(" ".join(one.text for one in utterances), codes, phonemes, voice, -1, False)
 
 
 def main() -> None:
@@ -163,8 +174,7 @@ def main() -> None:
     arguments = parser.parse_args()
     pool = pack(arguments.corpus, arguments.codes, arguments.tokenizer)
     pool.save(arguments.out)
-    spoken = pool.frame_count[pool.spoken]
-    print(f"{len(pool.speaker)} entries, {len(spoken)} spoken, {pool.frame_count.max()} frames at most")  # noqa: T201
+    print(f"{len(pool.speaker)} entries, {pool.frame_count.max()} frames at most")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -38,6 +38,16 @@ class MosPredictor:
         return float(self._model(torch.from_numpy(audio)[None]))
 
 
+def load_mos_predictor() -> MosPredictor | None:
+    """The predictor, or None and a line with the reason where DistillMOS cannot be loaded."""
+    try:
+        return MosPredictor()
+    except (ImportError, OSError) as error:  # OSError: a shared library of torchaudio is missing
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        report(f"MOS is not measured: DistillMOS cannot be loaded ({reason})")
+        return None
+
+
 def tone_level(samples: np.ndarray, rate: int, frequency: float) -> float:
     """Level of a steady tone in dB relative to the recording, above the noise floor beside it; NaN if too short."""
     window = np.hanning(WINDOW)
@@ -58,14 +68,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="folders by training.recordings")
     args = parser.parse_args()
-    predict = MosPredictor()
+    predict = load_mos_predictor()
     for folder in args.folders:
         for name, (recordings, rate) in recordings_in(folder).items():
-            scores = [predict(one.samples, rate) for one in recordings]
-            error = np.std(scores) / len(scores) ** 0.5
             levels = [np.nanmedian([tone_level(one.samples, rate, tone) for one in recordings]) for tone in TONES]
             tones = " ".join(f"tone_{tone}={level:.1f}dB" for tone, level in zip(TONES, levels, strict=True))
-            report(f"{folder.name}/{name} n={len(scores)} mos={np.mean(scores):.2f}±{error:.2f} {tones}")
+            mos = ""
+            if predict:
+                scores = [predict(one.samples, rate) for one in recordings]
+                mos = f" mos={np.mean(scores):.2f}±{np.std(scores) / len(scores) ** 0.5:.2f}"
+            report(f"{folder.name}/{name} n={len(recordings)}{mos} {tones}")
 
 
 if __name__ == "__main__":

@@ -20,22 +20,21 @@ from polyvox.models.qwen3_tts.talker import Talker
 from polyvox.text.phonemes import phonemize
 from training.asr import Recogniser
 from training.batches import Batches, row_count
-from training.corpus import STYLES, VOICES, TimedUtterance, frames_of
-from training.encoder import MARGIN, SpeechEncoder
+from training.codec import encode, load_encoder
+from training.corpus import VOICES, Timings, read_styles, timed
 from training.export import load_decoder
-from training.files import load_parts
 from training.finetune import talker_codes
-from training.layout import CODE_0_SIZE, CODE_DIM, NUM_CODEBOOKS, RESIDUAL_SIZE, SAMPLING, initialise, voice_files
+from training.layout import CODE_0_SIZE, SAMPLING, voice_files
 from training.losses import read
 from training.pool import Packing, Utterance
 from training.rates import error_rate
 from training.sentences import TEST
-from training.speech_data import utterance_source, windows
+from training.speech_data import make_frames
 from training.symbols import to_ids
 from training.talker import load_talker
 from training.teacher import Teacher
 from training.tokens import load_tokenizer
-from training.units import FRAME, SAMPLE_RATE, cut, first_unit, speech_span, without_tones
+from training.units import SAMPLE_RATE, cut, first_unit, without_tones
 
 
 class SentenceTeacher:
@@ -43,19 +42,22 @@ class SentenceTeacher:
 
     def __init__(self, folder: Path) -> None:
         self._teacher = Teacher(folder, torch.device("cpu"))
-        self._voices = [np.fromfile(folder / f"{name}.bin", np.float32).reshape(-1, STYLES) for name in VOICES]
+        self._styles = read_styles(folder)
 
-    def __call__(self, text: str, voice: int) -> tuple[np.ndarray, TimedUtterance, Tensor]:
-        """Phonemes, timing and pitch, and the samples of the kept span."""
+    def __call__(self, text: str, voice: int) -> tuple[np.ndarray, Timings, Tensor]:
+        """Phonemes, their timing and the samples."""
         ids = to_ids(phonemize(text))
-        style = torch.from_numpy(self._voices[voice][len(ids)])[None]
+        style = self._styles[voice, len(ids)][None]
         timing = self._teacher.time(torch.tensor([ids]), style)
-        durations, known = timing.durations[0], tuple(part[0] for part in timing.known)
-        start, speaker = torch.tensor([first_unit(durations.numpy())]), torch.tensor([voice])
-        samples, advance = self._teacher.sound([durations], [known], style, start, speaker)
-        span = speech_span(durations.numpy(), samples[0])
-        timed = TimedUtterance(0, durations.numpy(), span, frames_of(advance[0].numpy(), span))
-        return np.array(ids), timed, without_tones(cut(samples[0], span))
+        durations = timing.durations[0].numpy()
+        start = int(first_unit(durations[0]))
+        rows = torch.from_numpy(np.repeat(np.arange(len(durations)), durations))[None]
+        known = [part[0].t() for part in timing.known]
+        given = known, rows, style, torch.tensor([start]), torch.tensor([voice])
+        advance, loudness = self._teacher.prosody(*given)
+        samples = self._teacher.sound(*given, advance)[0]
+        timings = Timings.single(timed(0, durations, advance[0].numpy(), loudness[0].numpy()))
+        return np.array(ids), timings, without_tones(cut(samples, start, int(timings.frames[0])))
 
 
 class TeacherForcedTalker:
@@ -64,7 +66,6 @@ class TeacherForcedTalker:
     def __init__(self, talker: Path, tokenizer: Path) -> None:
         self._config = parse_config(voice_files(SAMPLING))
         self._talker = Talker(self._config)
-        initialise(self._talker)
         load_talker(self._talker, talker)
         self._talker.eval()
         self._cutter = load_tokenizer(tokenizer, None)
@@ -72,7 +73,8 @@ class TeacherForcedTalker:
     def __call__(self, text: str, voice: int, codes: Tensor) -> dict[str, Tensor]:
         """Codes [frames,NUM_CODEBOOKS] by the source of each code."""
         talker, packing = self._talker, Packing([self._cutter])
-        packing.add(Utterance(phonemize(text), codes.numpy().astype(np.uint16), voice, 0, True, True))
+        frames = np.zeros(len(codes), np.int16)  # positions of phonemes are for training only
+        packing.add(Utterance(phonemize(text), codes.numpy().astype(np.uint16), frames, voice, 0, True))
         pool = packing.pool()
         live = torch.zeros(1, dtype=torch.bool)
         batches = Batches(pool, self._config, torch.device("cpu"))
@@ -80,7 +82,7 @@ class TeacherForcedTalker:
         hidden = read(talker, batch, batch.frames)[batch.following[..., 0] >= 0]
         first = talker.codec_head(hidden)[:, :CODE_0_SIZE].argmax(-1)
         rest = talker.code_predictor(hidden, talker.model.codec_embedding(first), lambda _, x: x.argmax(-1))
-        return {"rest by talker": talker_codes(talker, batch), "all by talker": torch.cat([first[:, None], rest], 1)}
+        return {"rest by talker": talker_codes(talker, batch, 1), "all by talker": torch.cat([first[:, None], rest], 1)}
 
 
 @torch.no_grad()
@@ -97,17 +99,13 @@ def main() -> None:
         parser.error("--talker and --tokenizer must be given together")
     torch.set_num_threads(2)
     teacher, recogniser = SentenceTeacher(arguments.teacher), Recogniser(arguments.asr)
-    encoder = SpeechEncoder(NUM_CODEBOOKS, CODE_0_SIZE, RESIDUAL_SIZE, CODE_DIM).eval()
-    encoder.load_state_dict(load_parts(arguments.codec, "encoder"))
-    decoder = load_decoder(arguments.codec).eval()
+    encoder, decoder = load_encoder(arguments.codec), load_decoder(arguments.codec).eval()
     prompted = TeacherForcedTalker(arguments.talker, arguments.tokenizer) if arguments.talker else None
     found: dict[str, list[WordErrors]] = {}
     for number, text in enumerate(TEST[: arguments.sentences]):
         voice = number % 2
-        phonemes, timed, kept = teacher(text, voice)
-        padded = torch.nn.functional.pad(kept, (MARGIN * FRAME, MARGIN * FRAME))[None]
-        units, source = torch.from_numpy(windows(phonemes, timed))[None], utterance_source(timed, voice)[None]
-        codes = encoder(units, source, encoder.sound.mel(padded)).codes[0]
+        phonemes, timings, kept = teacher(text, voice)
+        codes = encode(encoder, make_frames(phonemes, np.array([voice]), timings, torch.device("cpu")))
         ways = {"codec": codes} | (prompted(text, voice, codes) if prompted else {})
         made = {name: decoder(way[None], decoder.initial_state(1))[0][0] for name, way in ways.items()}
         for name, sound in ({"teacher": kept} | made).items():

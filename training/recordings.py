@@ -2,7 +2,7 @@
 """Synthesise the test sentences through the engine and save the audio for scoring on another machine.
 
     python -m training.recordings OUT [--checkpoint FOLDER] [--device cuda] [--dtype bfloat16] [--kv-dtype int8]
-        [--weights int8] [--layouts whole]
+        [--weight-dtype int8] [--layouts whole]
 
 One file per layout and voice, such as whole-heart.npz. The seed of a sentence is its index, so that devices and
 sampling settings are compared on the same draws. No speech recogniser is needed.
@@ -101,12 +101,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--kv-dtype", default="auto", help="type of the KV cache: auto, int8 or fp8")
-    parser.add_argument("--weights", default="auto", help="type of the generator's matrices: auto, int8 or fp8")
+    parser.add_argument("--weight-dtype", default="auto", help="type of the generator's matrices: auto, int8 or fp8")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--sentences", type=int, default=len(TEST))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    types = {"dtype": arguments.dtype, "kv_dtype": arguments.kv_dtype, "weight_dtype": arguments.weights}
+    types = {"dtype": arguments.dtype, "kv_dtype": arguments.kv_dtype, "weight_dtype": arguments.weight_dtype}
     with load(arguments.checkpoint, arguments.device, config=ENGINE, **types) as tts:
         for layout in arguments.layouts:
             for voice in tts.voices:

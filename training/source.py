@@ -26,6 +26,7 @@ SOURCE_CODES = len(LOWEST) * RANGE * CLASSES
 SPECTRUM_HOP = 5  # teacher samples
 NOISE = 7e-4  # relative to the source
 NOISE_SEED = 1
+QUIETEST, LOUDNESS_STEPS, LOUDEST = -10.0, 12.0, 255  # of the energy; levels of 1 of the energy
 SILENT_PITCH = (200.0, 110.0)  # Hz, for utterances without a voiced sound
 
 
@@ -46,6 +47,12 @@ def lock(pitch: Tensor, starts: Tensor, voices: Tensor) -> Tensor:
     return advance.clamp(min=lowest, max=lowest + RANGE - 1)
 
 
+def loudness(energy: Tensor) -> Tensor:
+    """Loudness of each unit [B,units] as an integer from the energy [B,points]: the teacher's reaches from -9 to 9."""
+    mean = energy.unflatten(1, (-1, POINTS)).mean(2)
+    return ((mean - QUIETEST) * LOUDNESS_STEPS).round().clamp(0, LOUDEST).long()
+
+
 def num_frames(points: int) -> int:
     return -(-points // FRAME_POINTS)
 
@@ -57,8 +64,9 @@ def frame_of_points(points: int, starts: Tensor) -> Tensor:
 
 
 def locked_pitch(pitch: Tensor, advance: Tensor, starts: Tensor) -> Tensor:
-    """The pitch curve with the locked pitch where it is voiced."""
-    level = advance.gather(1, frame_of_points(pitch.shape[1], starts)).to(pitch.dtype) / STEPS_PER_HZ
+    """The pitch curve with the locked pitch where it is voiced; values after the last frame belong to it."""
+    frame = frame_of_points(pitch.shape[1], starts).clamp(max=advance.shape[1] - 1)
+    level = advance.gather(1, frame).to(pitch.dtype) / STEPS_PER_HZ
     return torch.where(pitch > MIN_VOICED, level, pitch)
 
 
@@ -89,10 +97,14 @@ def with_noise(spectrum: Tensor, advance: Tensor, starts: Tensor) -> Tensor:
     return spectrum + NOISE * loudness * noise[classes, column % columns]
 
 
-def source_codes(advance: Tensor, voice: int) -> Tensor:
-    """Code 1 of each frame [frames] of an utterance: voice, pitch and phase class."""
-    start = (advance.cumsum(0) - advance) % CLASSES
-    return (voice * RANGE + advance - LOWEST[voice]) * CLASSES + start
+def source_codes(advance: Tensor, voice: int | Tensor, first: int | Tensor = 0) -> Tensor:
+    """Code 1 of each frame [frames]: voice, pitch and phase class.
+
+    voice and first may differ from frame to frame; first is the frame at which the utterance begins.
+    """
+    before = advance.cumsum(0) - advance
+    start = (before - before[first]) % CLASSES
+    return (voice * RANGE + advance - torch.tensor(LOWEST)[voice]) * CLASSES + start
 
 
 def source_table() -> Tensor:

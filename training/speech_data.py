@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The synthesised corpus on one device: all samples in one tensor, and the unit window of every frame."""
+"""Frames on one device: what the codes of a frame are computed from, and the audio of synthesised texts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,51 +8,96 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.corpus import Phonemes, TimedUtterance, read_timed
-from training.encoder import AFTER, BEFORE, MARGIN, WINDOW
+from training.corpus import Phonemes, Timings, read_audio, read_timings, spans
+from training.encoder import AFTER, BEFORE, FRAMES_AFTER, FRAMES_BEFORE, MAX_UNIT_COUNT, SHIFT, WINDOW
 from training.source import source_codes
-from training.units import FRAME, UNITS_PER_FRAME, unit_features
+from training.units import FRAME, UNITS_PER_FRAME, first_unit
 
 HELD_OUT = 64  # one utterance in HELD_OUT is used for validation only
+MARGIN = 1  # frames of audio on each side of a segment, for its spectrum
+SILENCE = (0, MAX_UNIT_COUNT, MAX_UNIT_COUNT, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The input of the encoder for the frames of utterances, one after another."""
+
+    units: Tensor  # [rows, 4], uint8: phoneme, units of it before and after, loudness
+    first: Tensor  # [frames]: row of the first unit of each window
+    source: Tensor  # [frames, SOURCES]: code 1 of the neighbouring frames
+    phonemes: np.ndarray  # [frames]: position of the frame's phoneme in its text
+
+    def windows(self, frames: Tensor) -> Tensor:
+        """Windows of units of these frames: [*, WINDOW, 4]."""
+        return self.units[self.first[frames][..., None] + torch.arange(WINDOW, device=self.first.device)]
+
+
+def make_frames(ids: np.ndarray, voices: np.ndarray, timings: Timings, device: torch.device) -> Frames:
+    """The frames of utterances. ids: phonemes of all of them, one after another; voices: one of each."""
+    counts, frames, durations = timings.counts, timings.frames, timings.durations
+    tokens = np.zeros(len(durations), np.uint8)  # 0 is silence
+    first_token = np.cumsum(counts) - counts
+    tokens[spans(first_token + 1, counts - 2)] = ids
+
+    begin = np.cumsum(durations) - durations  # unit at which each phoneme begins, over all utterances
+    token = np.repeat(np.arange(len(durations)), durations)  # of each unit
+    passed = np.arange(len(token)) - begin[token]
+    features = np.stack(
+        [tokens[token], *(np.minimum(x, MAX_UNIT_COUNT) for x in (passed, durations[token] - 1 - passed))], 1
+    )
+
+    # Rows of an utterance: BEFORE units, those of its frames, AFTER units; there is silence outside of the utterance.
+    sizes = BEFORE + frames * UNITS_PER_FRAME + AFTER
+    low = begin[first_token]
+    high = np.append(low[1:], len(token))
+    starts = low + first_unit(durations[first_token])
+    unit = spans(starts - BEFORE, sizes)
+    inside = (unit >= np.repeat(low, sizes)) & (unit < np.repeat(high, sizes))
+    rows = np.full((len(unit), len(SILENCE)), SILENCE, np.uint8)
+    rows[inside, :-1] = features[unit[inside]]
+    rows[spans(np.cumsum(sizes) - sizes + BEFORE, frames * UNITS_PER_FRAME), -1] = timings.loudness
+
+    step = spans(np.zeros_like(frames), frames)  # of each frame in its utterance
+    first_row = np.repeat(np.cumsum(sizes) - sizes, frames) + step * UNITS_PER_FRAME
+    middle = np.repeat(starts, frames) + step * UNITS_PER_FRAME + UNITS_PER_FRAME // 2 + SHIFT
+    position = token[middle.clip(max=np.repeat(high, frames) - 1)] - np.repeat(first_token, frames) - 1
+
+    first_frame = np.repeat(np.cumsum(frames) - frames, frames)
+    last_frame = first_frame + np.repeat(frames, frames) - 1
+    around = np.arange(len(step))[:, None] + np.arange(-FRAMES_BEFORE, FRAMES_AFTER + 1)
+    voice = torch.from_numpy(np.repeat(voices, frames).astype(np.int64))
+    codes = source_codes(torch.from_numpy(timings.advance.astype(np.int64)), voice, torch.from_numpy(first_frame))
+    return Frames(
+        torch.from_numpy(rows).to(device),
+        torch.from_numpy(first_row).to(device),
+        codes[torch.from_numpy(around.clip(first_frame[:, None], last_frame[:, None]))].to(device),
+        position.clip(0, np.repeat(counts, frames) - 3).astype(np.int16),
+    )
+
+
+def corpus_frames(phonemes: Phonemes, timings: Timings, device: torch.device) -> Frames:
+    """The frames of utterances of the corpus."""
+    return make_frames(phonemes.of(timings.texts), phonemes.voices[timings.texts], timings, device)
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
+    """The synthesised texts."""
+
     samples: Tensor  # [frames × FRAME], int16
-    windows: Tensor  # [frames, WINDOW, FEATURES], uint8
-    source: Tensor  # [frames]: code 1
+    inputs: Frames
     frames: np.ndarray  # of each utterance
     index: np.ndarray  # of each utterance's text
     training: Tensor  # frames at which a training segment may start
     validation: Tensor
 
 
-def windows(phonemes: np.ndarray, timed: TimedUtterance) -> np.ndarray:
-    """The input of code 0: [frames, WINDOW, FEATURES]."""
-    rows = unit_features(phonemes, timed.durations, timed.span, BEFORE, AFTER)
-    views = np.lib.stride_tricks.sliding_window_view(rows, WINDOW, axis=0)[::UNITS_PER_FRAME]
-    return views.transpose(0, 2, 1).copy()
-
-
-def utterance_source(timed: TimedUtterance, voice: int) -> Tensor:
-    """Code 1 of each frame."""
-    assert timed.advance is not None
-    return source_codes(torch.from_numpy(timed.advance), voice)
-
-
 def load_sound(work: Path, segment: int, device: torch.device) -> Sound:
     """Load the output of `corpus speech`; `segment` is the segment length in frames."""
-    phonemes = Phonemes(work)
-    found = list(read_timed(work, "speech"))
-    frames = np.array([timed.span.frames for timed, _ in found])
-    paths = dict.fromkeys(path for _, path in found)
-    samples = np.concatenate([np.fromfile(path, np.int16) for path in paths])
+    timings, samples = read_timings(work, "speech"), read_audio(work)
+    frames = timings.frames
     assert len(samples) == frames.sum() * FRAME, (len(samples), frames.sum() * FRAME)
-    rows = np.concatenate([windows(phonemes[timed.index], timed) for timed, _ in found])
-    source = torch.cat([utterance_source(timed, int(phonemes.voices[timed.index])) for timed, _ in found])
-    index = np.array([timed.index for timed, _ in found])
-
-    held_out = np.repeat(index % HELD_OUT == 0, frames)
+    held_out = np.repeat(timings.texts % HELD_OUT == 0, frames)
     reach = segment + 2 * MARGIN
     total = np.concatenate([[0], np.cumsum(held_out)])
     starts = np.arange(MARGIN, len(held_out) - reach)
@@ -62,10 +107,9 @@ def load_sound(work: Path, segment: int, device: torch.device) -> Sound:
         validation = starts[touched > 0][:64]
     return Sound(
         torch.from_numpy(samples).to(device),
-        torch.from_numpy(rows).to(device),
-        source.to(device),
+        corpus_frames(Phonemes(work), timings, device),
         frames,
-        index,
+        timings.texts,
         torch.from_numpy(starts[touched == 0]).to(device),
         torch.from_numpy(validation).to(device),
     )
@@ -84,14 +128,17 @@ class Segments:
         choice = torch.randint(len(self.sound.training), (count,), device=self._frames.device)
         return self.sound.training[choice]
 
-    def windows(self, starts: Tensor) -> Tensor:
-        return self.sound.windows[starts[:, None] + self._frames]
+    def inputs(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """The encoder's input: windows of units, and code 1 of neighbouring frames."""
+        frames = starts[:, None] + self._frames
+        return self.sound.inputs.windows(frames), self.sound.inputs.source[frames]
 
     def source(self, starts: Tensor) -> Tensor:
-        return self.sound.source[starts[:, None] + self._frames]
+        """Code 1 of each frame."""
+        return self.sound.inputs.source[starts[:, None] + self._frames, FRAMES_BEFORE]
 
     def samples(self, starts: Tensor) -> Tensor:
-        """Samples with the encoder's margin on both sides."""
+        """Samples with a margin on both sides."""
         return self.sound.samples[((starts - MARGIN) * FRAME)[:, None] + self._samples].float() / 32767
 
 

@@ -1,50 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train talker and code predictor on the pool of texts and codes, in both text layouts.
 
-    python -m training.talker --pool pool.npz --out DIR --minutes 6.5
+    python -m training.talker --pool pool.npz --out DIR --minutes 6
 
---out receives the best weights so far (talker-*.safetensors) and talker.jsonl. A run that
-finds weights there resumes from them. The learning rate falls to zero over --minutes; a run ends early when none of
-codes 0 to 2 improves on held-out speech.
-
-All entries are drawn equally often, synthesised or only timed, so that little speech is not memorised before the texts
-are learnt.
+--out receives the best weights so far (talker-*.safetensors) and talker.jsonl. A run that finds weights there resumes
+from them, with the full learning rate again. The learning rate falls to zero over --minutes; a run ends early when none
+of codes 0 to 2 improves on held-out texts.
 """
 
 import argparse
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.models.layers.linear import Linear, PackedLinear
 from polyvox.models.layers.mlp import MLP
-from polyvox.models.layers.norm import LayerScale, RMSNorm
-from polyvox.models.layers.transformer import Attention, TransformerLayer
+from polyvox.models.layers.transformer import TransformerLayer
 from polyvox.models.qwen3_tts.config import ModelConfig, parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from training.batches import Batches, row_count
 from training.files import load_parts, save_parts
 from training.graph import CapturedStep, half_precision
-from training.history import frames_to_read, own_history
-from training.layout import CODE_0_SIZE, SAMPLING, initialise, voice_files
+from training.guide import GuidedAttention
+from training.history import frames_to_read, in_phase, own_history
+from training.layers import replace_layers
+from training.layout import SAMPLING, initialise, voice_files
 from training.losses import code_0_loss, read, residual_loss
-from training.optimizer import adam, set_learning_rate, synchronize
+from training.optimizer import Muon, adam, set_learning_rate, synchronize
 from training.pool import Pool
 from training.schedule import BestValue, Clock, Log, rate
-from training.word_frequency import classes
 
-ROWS = 24_576  # per step
-LENGTHS = (64, 96, 144, 256)
+ROWS = 23_040  # per step: a multiple of all lengths
+LENGTHS = (48, 64, 80, 96, 120, 160, 256)
+VALIDATION_LENGTH = 120
 LAYOUTS = {"whole": False, "live": True}
 LIVE, AUTO = 0.5, 0.25  # share of entries in the live layout; without a language
-DROPOUT = {"talker": 0.1, "predictor": 0.1}
-PREDICTED = 0.5  # frames on which the code predictor is trained, relative to the rows of synthesised entries
-PEAK_RATE, AVERAGE, CLIP = 1.2e-3, 0.999, 1.0
+PREDICTED = 0.15  # frames on which the code predictor is trained, relative to all rows
+MATRIX_RATE, OTHER_RATE = 3e-3, 3e-3  # peaks: of Muon for the matrices of the layers, of AdamW for the rest
+AVERAGE, CLIP = 0.999, 1.0
+GUIDE, GUIDED = 0.5, 0.6  # weight of the guide at the start; share of the run after which it is zero
+OWN_RISE = 0.3  # share of the run after which half of the entries read own frames
 # Of code 0 (and end of speech) after own codes, and of codes 1 and 2.
 SELECTION_WEIGHTS = {"own": 1.0, "1": 0.5, "2": 0.25}
 MAX_STALE = 0.3  # share of a run without improvement after which it ends
@@ -56,20 +55,12 @@ class Bucket:
     """Training entries of similar length, which share a captured step."""
 
     length: int  # maximum rows of an entry
-    spoken: np.ndarray  # indices of synthesised entries
-    timed: np.ndarray  # indices of entries that have only code 0
+    entries: np.ndarray
 
     @property
-    def weight(self) -> float:
+    def weight(self) -> int:
         """Rows of all entries: the probability of the bucket, not scaled."""
-        return self.length * (len(self.spoken) + len(self.timed))
-
-    def num_spoken(self, count: int) -> int:
-        """How many of `count` entries of a step are synthesised: at least one, if there are any."""
-        if not len(self.timed) or not len(self.spoken):
-            return count if len(self.spoken) else 0
-        share = len(self.spoken) / (len(self.spoken) + len(self.timed))
-        return min(count - 1, max(1, round(share * count)))
+        return self.length * len(self.entries)
 
 
 class ModelSelection:
@@ -98,106 +89,103 @@ class TalkerTraining:
         initialise(self.model)
         scale_for_depth(self.model)
         self.model.to(device)
-        add_dropout(self.model)
-        fuse_norms(self.model)
+        replace_layers(self.model)
         self.parameters = list(self.model.parameters())
         self.average = [parameter.detach().clone() for parameter in self.parameters]
-        self.optimizer = adam(self.parameters, PEAK_RATE, device, mean=0.9, decay=0.02)
-        self.seen = {name: torch.zeros((), device=device) for name in ("first", "rest", "right")}
+        self.optimizers = optimizers(self.model, device)
+        self.guide, self.own = torch.zeros((), device=device), torch.zeros((), device=device)  # see `schedule`
+        names = ("first", "rest", "right", "guide", "guide_right")
+        self.seen = {name: torch.zeros((), device=device) for name in names}
         rows = row_count(pool)
         self.buckets = buckets(pool, rows)
         weights = np.array([bucket.weight for bucket in self.buckets])
         self.shares = weights / weights.sum()
-        held_out = np.nonzero(pool.held_out & pool.spoken & (rows <= LENGTHS[2]))[0]
+        held_out = np.nonzero(pool.held_out & (rows <= VALIDATION_LENGTH))[0]
         self.held_out = _on(held_out[: arguments.validation], device)
-        self.rare = _on(rare_held_out(pool, rows), device)
-        self.word_counts = torch.from_numpy(pool.word_counts).to(device)
 
-    def step(self, length: int, spoken: Tensor, timed: Tensor, num_spoken: int) -> None:
+    def step(self, length: int, entries: Tensor) -> None:
         """One update on entries of up to `length` rows."""
         count = self._count(length)
-        entry = torch.cat([self._some(spoken, num_spoken), self._some(timed, count - num_spoken)])
+        entry = entries[torch.randint(len(entries), (count,), device=self.device)]
         live, auto = (torch.rand(count, device=self.device) < part for part in (LIVE, AUTO))
         batch = self.batches.rows(entry, live, auto, length)
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        attention = GuidedAttention(self.model.config.layers, batch.spoken_row)
         with half_precision(self.device):
-            hidden = read(self.model, batch, frames_to_read(self.model, batch))
+            frames = frames_to_read(self.model, batch, self.own)
+            batch = replace(batch, following=in_phase(batch.following, frames))
+            hidden = read(self.model, batch, frames, attention)
             first, right = code_0_loss(self.model, hidden, batch, self.config.talker.eos_id)
-            predicted = max(1, int(PREDICTED * num_spoken * length))
-            rest = residual_loss(self.model, hidden, batch, predicted).sum()
-        (first + rest).backward()
+            rest = residual_loss(self.model, hidden, batch, max(1, int(PREDICTED * count * length))).sum()
+        (first + rest + self.guide * attention.loss).backward()
         nn.utils.clip_grad_norm_(self.parameters, CLIP)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - AVERAGE)
-        for name, value in (("first", first), ("rest", rest), ("right", right)):
-            self.seen[name].copy_(value.detach())
+        values = (first, rest, right, attention.loss, attention.right)
+        for seen, value in zip(self.seen.values(), values, strict=True):
+            seen.copy_(value.detach())
 
     def captured(self, bucket: Bucket) -> CapturedStep:
         """The step of a bucket."""
-        spoken, timed = _on(bucket.spoken, self.device), _on(bucket.timed, self.device)
-        num_spoken = bucket.num_spoken(self._count(bucket.length))
-        return CapturedStep(lambda: self.step(bucket.length, spoken, timed, num_spoken), self.device)
+        entries = _on(bucket.entries, self.device)
+        return CapturedStep(lambda: self.step(bucket.length, entries), self.device)
+
+    def schedule(self, number: int, part: float) -> None:
+        """Set learning rates, the guide's weight and the share of own frames for a step at this share of the run."""
+        for optimizer, peak in zip(self.optimizers, (MATRIX_RATE, OTHER_RATE), strict=True):
+            set_learning_rate(optimizer, rate(peak, number, part, floor=0.0))
+        self.guide.fill_(GUIDE * max(0.0, 1 - part / GUIDED))
+        self.own.fill_(min(1.0, part / OWN_RISE))
+
+    def captured_steps(self, log: Log) -> list[CapturedStep]:
+        """The steps of all buckets; where compilation fails, layers stay as they are, and steps are slower."""
+        self.schedule(0, 0.0)  # capturing makes steps
+        if self.arguments.compile:
+            replace_layers(self.model, compiled=True)
+            try:
+                steps = [self.captured(bucket) for bucket in self.buckets]
+                log(phase="captured", compiled="yes")
+                return steps
+            except Exception as error:  # torch.compile raises many types
+                log(phase="not compiled", error=f"{type(error).__name__}: {error}"[:500])
+                replace_layers(self.model)
+        steps = [self.captured(bucket) for bucket in self.buckets]
+        log(phase="captured", compiled="no")
+        return steps
 
     def _count(self, length: int) -> int:
         return max(2, self.arguments.rows // length)
 
-    def _some(self, entries: Tensor, count: int) -> Tensor:
-        if not count:
-            return entries[:0]
-        return entries[torch.randint(len(entries), (count,), device=self.device)]
-
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Losses of the averaged weights on held-out speech, in both layouts.
+        """Losses of the averaged weights on held-out texts, in both layouts.
 
         "first" and "right" are loss and accuracy of code 0 after true frames; "own" and "own_right" after frames whose
-        codes 1 and up are the talker's.
+        codes 1 and up are the talker's; "guide_right" is the accuracy of the guided attention.
         """
         self._swap()
         self.model.eval()
         found: dict[str, float] = {}
         for name, live in LAYOUTS.items():
             flags = torch.full((len(self.held_out),), live, device=self.device)
-            batch = self.batches.rows(self.held_out, flags, torch.zeros_like(flags), LENGTHS[2])
+            batch = self.batches.rows(self.held_out, flags, torch.zeros_like(flags), VALIDATION_LENGTH)
+            batch = replace(batch, following=in_phase(batch.following, batch.frames))
+            attention = GuidedAttention(self.model.config.layers, batch.spoken_row)
             with half_precision(self.device):
-                hidden = read(self.model, batch, batch.frames)
+                hidden = read(self.model, batch, batch.frames, attention)
                 first, right = code_0_loss(self.model, hidden, batch, self.config.talker.eos_id)
                 rest = residual_loss(self.model, hidden, batch, None)
                 hidden = read(self.model, batch, own_history(self.model, batch))
                 own, own_right = code_0_loss(self.model, hidden, batch, self.config.talker.eos_id)
             found |= {f"{name}_first": float(first), f"{name}_right": float(right)}
+            found[f"{name}_guide_right"] = float(attention.right)
             found |= {f"{name}_own": float(own), f"{name}_own_right": float(own_right)}
             found |= {f"{name}_{book + 1}": float(value) for book, value in enumerate(rest)}
         self.model.train()
         self._swap()
         return found
-
-    @torch.no_grad()
-    def by_frequency(self, count: int = 256) -> dict[str, float]:
-        """Accuracy of code 0 with the averaged weights, by how often the frame's word occurs in the training texts."""
-        self._swap()
-        self.model.eval()
-        right: dict[str, int] = {}
-        total: dict[str, int] = {}
-        for first in range(0, len(self.rare), count):
-            some = self.rare[first : first + count]
-            whole = torch.zeros(len(some), dtype=torch.bool, device=self.device)
-            batch = self.batches.rows(some, whole, whole, LENGTHS[2])
-            with half_precision(self.device):
-                scores = self.model.codec_head(read(self.model, batch, batch.frames))[..., :CODE_0_SIZE]
-            said = batch.following[..., 0] >= 0
-            # Frames in pool order, which is also row order.
-            starts, lengths = self.batches.entries[some, 2], self.batches.entries[some, 3]
-            position = torch.cat(
-                [torch.arange(a, a + n, device=a.device) for a, n in zip(starts, lengths, strict=True)]
-            )
-            hit = (scores.argmax(-1) == batch.target)[said].cpu().numpy()
-            for name, chosen in classes(self.word_counts[position].cpu().numpy()).items():
-                right[name] = right.get(name, 0) + int(hit[chosen].sum())
-                total[name] = total.get(name, 0) + int(chosen.sum())
-        self.model.train()
-        self._swap()
-        return {name: right[name] / total[name] for name in total if total[name]}
 
     @torch.no_grad()
     def _swap(self) -> None:
@@ -219,19 +207,12 @@ class TalkerTraining:
             best = ModelSelection(max_stale=1.0)  # with a high rate again, the first improvement comes late
             best.improved(self.validate(), 0.0)
         pick = np.random.default_rng(1)
-        steps = [self.captured(bucket) for bucket in self.buckets]
-        spoken = [
-            f"{bucket.num_spoken(self._count(bucket.length))}/{self._count(bucket.length)}" for bucket in self.buckets
-        ]
-        log(
-            phase="data",
-            parameters=str(sum(p.numel() for p in self.parameters)),
-            shares=str(self.shares.round(2)),
-            spoken=" ".join(spoken),
-        )
+        steps = self.captured_steps(log)
+        count = sum(parameter.numel() for parameter in self.parameters)
+        log(phase="data", parameters=str(count), shares=str(self.shares.round(2)))
         clock, number, logged = Clock(minutes), 0, 0.0
         while not clock.over and not best.is_stale(clock.part):
-            set_learning_rate(self.optimizer, rate(PEAK_RATE, number, clock.part, floor=0.0))
+            self.schedule(number, clock.part)
             steps[pick.choice(len(steps), p=self.shares)]()
             number += 1
             if number % CHECK == 0:
@@ -246,7 +227,7 @@ class TalkerTraining:
         valid = self.validate()
         if best.improved(valid, clock.part):
             self.save(out)
-        log(phase="done", step=number, best=best.score.value, **valid, **self.by_frequency())
+        log(phase="done", step=number, best=best.score.value, **valid)
 
 
 def compared(valid: dict[str, float]) -> float:
@@ -258,16 +239,24 @@ def buckets(pool: Pool, rows: np.ndarray) -> list[Bucket]:
     """The training entries by length; longer ones than the last of LENGTHS are left out."""
     made = []
     for low, length in zip((0, *LENGTHS), LENGTHS, strict=False):
-        fits = ~pool.held_out & (rows > low) & (rows <= length)
-        spoken, timed = np.nonzero(fits & pool.spoken)[0], np.nonzero(fits & ~pool.spoken)[0]
-        if len(spoken) or len(timed):
-            made.append(Bucket(length, spoken, timed))
+        entries = np.nonzero(~pool.held_out & (rows > low) & (rows <= length))[0]
+        if len(entries):
+            made.append(Bucket(length, entries))
     return made
 
 
-def rare_held_out(pool: Pool, rows: np.ndarray, count: int = 2048) -> np.ndarray:
-    """Held-out entries that are grouped by word frequency."""
-    return np.nonzero(pool.held_out & pool.spoken & (rows <= LENGTHS[2]))[0][:count]
+def optimizers(model: Talker, device: torch.device) -> tuple[Muon, torch.optim.AdamW]:
+    """Muon for the matrices of the layers, AdamW for all other parameters."""
+    layers = [*model.model.layers, *model.code_predictor.model.layers]
+    linears = [module for layer in layers for module in layer.modules() if isinstance(module, Linear)]
+    matrices = [(module.weight, _packed_rows(module)) for module in linears]
+    chosen = {parameter for parameter, _ in matrices}
+    others = [parameter for parameter in model.parameters() if parameter not in chosen]
+    return Muon(matrices, MATRIX_RATE, device), adam(others, OTHER_RATE, device, mean=0.9, decay=0.02)
+
+
+def _packed_rows(linear: Linear) -> list[int]:
+    return list(linear.outputs.values()) if isinstance(linear, PackedLinear) else [len(linear.weight)]
 
 
 @torch.no_grad()
@@ -284,46 +273,6 @@ def scale_for_depth(model: Talker) -> None:
     nn.init.normal_(model.code_predictor.model.codec_embedding.weight, std=0.1)
 
 
-def add_dropout(model: Talker) -> None:
-    """Add dropout to each residual branch by hooks; the served modules have none."""
-    for stack, part in ((model.model, DROPOUT["talker"]), (model.code_predictor.model, DROPOUT["predictor"])):
-
-        def drop(module: nn.Module, _: object, made: Tensor, part: float = part) -> Tensor:
-            return F.dropout(made, part, module.training)
-
-        for layer in stack.layers:
-            assert isinstance(layer, TransformerLayer)
-            layer.self_attn.register_forward_hook(drop)
-            layer.mlp.register_forward_hook(drop)
-
-
-def fuse_norms(model: Talker) -> None:
-    """Compute RMS norms by one operation with a backward pass; a training step is limited by memory bandwidth."""
-    for module in model.modules():
-        if isinstance(module, RMSNorm):
-            module.forward = partial(_norm, module)  # type: ignore[method-assign]
-            module.add_and_norm = partial(_add_and_norm, module)  # type: ignore[method-assign]
-        elif isinstance(module, Attention):
-            module._norm_heads = partial(_norm_heads, module)  # type: ignore[method-assign]
-
-
-def _norm(norm: RMSNorm, x: Tensor) -> Tensor:
-    return F.rms_norm(x.to(norm.weight.dtype), norm.weight.shape, norm.weight, norm.eps)
-
-
-def _add_and_norm(norm: RMSNorm, x: Tensor, residual: Tensor, scale: LayerScale | None = None) -> tuple[Tensor, Tensor]:
-    assert scale is None
-    total = residual + x
-    return total, _norm(norm, total)
-
-
-def _norm_heads(attention: Attention, qk: Tensor, queries: int, keys: int) -> Tensor:
-    q, k = qk.split([queries, keys], dim=-2)
-    assert isinstance(attention.q_norm, RMSNorm)
-    assert isinstance(attention.k_norm, RMSNorm)
-    return torch.cat([_norm(attention.q_norm, q), _norm(attention.k_norm, k)], dim=-2)
-
-
 def load_talker(model: Talker, folder: Path) -> None:
     model.load_state_dict(load_parts(folder, "talker"))
 
@@ -336,9 +285,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pool", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=6.5)
+    parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--validation", type=int, default=256)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.manual_seed(1)

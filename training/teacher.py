@@ -2,8 +2,8 @@
 """The teacher, Kokoro-82M: its ONNX graph with compressed weights, executed in torch on a GPU.
 
 Weights are quantized to 95 levels in groups of 64 and deflated: two files of about 35 MB.
-The graph was exported for one text. It is executed in two halves: texts with equal phoneme counts are timed in one
-batch, texts with equal unit counts are synthesised in one batch.
+The graph was exported for one text. It is executed in parts: texts with equal phoneme counts are timed in one batch,
+prosody and audio of texts with equal unit counts are computed in one batch.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.operators import ARITHMETIC, ON_HOST, OPERATORS
-from training.source import lock, locked_pitch, phase, with_noise
+from training.source import lock, locked_pitch, loudness, phase, with_noise
 
 GROUP, LEVELS = 64, 47
 FIRST_PART_BYTES = 30_000_000
@@ -32,6 +32,7 @@ STYLE_AS_ROWS = "/encoder/predictor/text_encoder/Expand_output_0"
 SOURCE, PADDED_SOURCE = "/decoder/decoder/generator/Reshape_output_0", "/decoder/decoder/generator/Reshape_3_output_0"
 FIRST_SAMPLES = "/decoder/decoder/generator/istft/stft/ScatterND_output_0"
 PITCH = "/encoder/Squeeze_output_0"  # Hz, two values for each unit
+ENERGY = "/encoder/Squeeze_1_output_0"  # logarithmic, two values for each unit
 PHASE = "/decoder/decoder/generator/m_source/l_sin_gen/Transpose_3_output_0"  # of each harmonic at each sample
 STARTS, VOICES, ADVANCE = "starts", "voices", "advance"  # added values: see source.py
 ROWS = "/encoder/Constant_20_output_0"  # the shape [1, -1], replaced by [0, -1] to keep the batch dimension
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def pack(onnx_file: Path, out: Path) -> None:
-    """Write graph.json, weights-0.npz (all weights that durations need, and more) and weights-1.npz."""
+    """Write graph.json, weights-0.npz (all weights that durations and prosody need, and more) and weights-1.npz."""
     import onnx
 
     graph = onnx.load(onnx_file).graph
@@ -74,7 +75,7 @@ def pack(onnx_file: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     plain = [[node.kind, node.inputs, node.outputs, node.settings] for node in nodes]
     (out / "graph.json").write_text(json.dumps(plain))
-    first = {name for node in needed(nodes, [DURATIONS]) for name in node.inputs}
+    first = {name for node in needed(nodes, [DURATIONS, PITCH, ENERGY]) for name in node.inputs}
     weights = sorted(graph.initializer, key=lambda tensor: (tensor.name not in first, tensor.name))
     parts: list[dict[str, np.ndarray]] = [{}, {}]
     size = 0
@@ -170,11 +171,11 @@ class Timing:
     """Durations and hidden states of a batch of texts with equal phoneme counts."""
 
     durations: Tensor  # [B, phonemes + 2] units: start, phonemes, end
-    known: tuple[Tensor, ...]  # [B, size, phonemes + 2]; empty if only durations are computed
+    known: list[Tensor]  # [B, size, phonemes + 2]; without sound only those that the prosody needs
 
 
 class Teacher:
-    """Batched phoneme ids and voices to durations and, with all weights, to audio at 24 kHz."""
+    """Batched phoneme ids and voices to durations, prosody and, with all weights, audio at 24 kHz."""
 
     def __init__(self, folder: Path, device: torch.device, sound: bool = True) -> None:
         self.device = device
@@ -187,9 +188,9 @@ class Teacher:
             if node.kind == "Resize" and node.inputs[2] in self.weights:  # scale factors are read on the host
                 self.weights[node.inputs[2]] = self.weights[node.inputs[2]].cpu()
         self._lstms: dict[str, torch.nn.LSTM] = {}
-        self._time = self._steps(nodes, [TIMES, *KNOWN] if sound else [TIMES], set())
-        if sound:
-            self._sound = self._steps(nodes, [WAVEFORM, ADVANCE], {*SPREAD, STARTS, VOICES})
+        self._time = self._steps(nodes, [TIMES, *(KNOWN if sound else KNOWN[:1])], set())
+        self._prosody = self._steps(nodes, [ADVANCE, ENERGY], {SPREAD[0], STARTS, VOICES})
+        self._sound = self._steps(nodes, [WAVEFORM], {*SPREAD, STARTS, VOICES, ADVANCE})
 
     def _steps(self, nodes: list[Node], outputs: list[str], given: set[str]) -> Steps:
         """The nodes for these outputs, and the values to free after each node."""
@@ -224,24 +225,34 @@ class Teacher:
             "speed": torch.tensor([speed], device=self.device),
         }
         durations, *known = self._run(self._time, values)
-        return Timing(durations, tuple(known))
+        return Timing(durations, known)
+
+    @torch.no_grad()
+    def prosody(
+        self, known: list[Tensor], rows: Tensor, styles: Tensor, starts: Tensor, voices: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Phase steps of each frame [B,frames] and loudness of each unit [B,units], of texts with equal unit counts.
+
+        known: hidden states of phonemes [N,size]; rows [B,units]: the phoneme of each unit; starts [B]: the unit at
+        which frame 0 begins.
+        """
+        advance, energy = self._run(self._prosody, self._spread(known[:1], rows, styles, starts, voices))
+        return advance, loudness(energy)
 
     @torch.no_grad()
     def sound(
-        self, durations: list[Tensor], known: list[tuple[Tensor, ...]], styles: Tensor, starts: Tensor, voices: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Samples [B, units × TEACHER_UNIT] and phase steps of each frame, of texts with equal unit counts.
+        self, known: list[Tensor], rows: Tensor, styles: Tensor, starts: Tensor, voices: Tensor, advance: Tensor
+    ) -> Tensor:
+        """Samples [B, units × TEACHER_UNIT] with these phase steps; the other arguments are those of prosody()."""
+        values = self._spread(known, rows, styles, starts, voices) | {ADVANCE: advance.to(self.device)}
+        return self._run(self._sound, values)[0]
 
-        known is [size, phonemes + 2] for each text; starts [B] are the units at which their frames begin.
-        """
-        spread = [
-            torch.stack([each[part].repeat_interleave(times, 1) for each, times in zip(known, durations, strict=True)])
-            for part in range(len(SPREAD))
-        ]
+    def _spread(
+        self, known: list[Tensor], rows: Tensor, styles: Tensor, starts: Tensor, voices: Tensor
+    ) -> dict[str, Tensor]:
+        units = [part[rows.to(self.device)].transpose(1, 2) for part in known]
         given = {STARTS: starts, VOICES: voices, "style": styles}
-        values = {name: value.to(self.device) for name, value in given.items()} | dict(zip(SPREAD, spread, strict=True))
-        samples, advance = self._run(self._sound, values)
-        return samples, advance
+        return {name: value.to(self.device) for name, value in given.items()} | dict(zip(SPREAD, units, strict=False))
 
     def _run(self, steps: Steps, values: dict[str, Tensor]) -> list[Tensor]:
         for index, node in enumerate(steps.nodes):

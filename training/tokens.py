@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
@@ -83,6 +84,14 @@ def load_tokenizer(folder: Path, dropout: float | None = None) -> Tokenizer:
     lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     return new_tokenizer(BPE(vocab=vocabulary, merges=merges, dropout=dropout))  # type: ignore[arg-type]
+
+
+def token_sizes(tokenizer: Tokenizer) -> np.ndarray:
+    """Bytes of each token; in a byte-level vocabulary each character is one byte."""
+    sizes = np.zeros(VOCABULARY, np.int64)
+    for token, number in tokenizer.get_vocab().items():
+        sizes[number] = len(token)
+    return sizes
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ The teacher's phoneme durations are integer numbers of units. Its speech is slow
 units are exactly one frame and there is no phase between the two clocks. Pitch falls by one semitone.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -19,69 +18,25 @@ UNIT = 640  # samples after slowing down
 FRAME = UNIT * UNITS_PER_FRAME
 SAMPLE_RATE = 24_000
 LEAD = 5  # units kept before the first phoneme: audio starts up to 5 units early, 2 on average
-TAIL = 4  # units of silence kept at the end, plus padding to a full frame
-QUIET = 0.03  # share of the loudest unit below which a unit is silent
-# End of audio in units after the start of the last phoneme, per voice: means of 1.3 ± 1.3 and -1.5 ± 2.7.
-LAST = (1, -1)
+TAIL = 6  # units kept after the start of the last sound, plus padding to a full frame: audio ends up to 5 units later
 # The teacher's inverse STFT has a hop of 5 samples, which leaves tones at 4,800 and 9,600 Hz before slowing down.
 TONES = (4500, 9000)
 TONE_WIDTH, TONE_PADDING = 40, 4096
-# Features of a unit: its phoneme, the number of units of that phoneme before it and after it.
-FEATURES = 3
-MAX_UNIT_COUNT = 15
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The part of an utterance that is kept, in units."""
-
-    start: int
-    units: int
-
-    @property
-    def frames(self) -> int:
-        return self.units // UNITS_PER_FRAME
+def first_unit(silence: np.ndarray) -> np.ndarray:
+    """The unit at which the frames of an utterance begin, from the duration of the silence before the first phoneme."""
+    return np.maximum(0, silence - LEAD)
 
 
-def first_unit(durations: np.ndarray) -> int:
-    """The unit at which the span of speech starts."""
-    return max(0, int(durations[0]) - LEAD)
+def num_frames(durations: np.ndarray) -> int:
+    """Frames of an utterance, whose durations are those of start, phonemes and end; the last phoneme is a full stop."""
+    return int(-(-(durations[:-3].sum() + TAIL - first_unit(durations[0])) // UNITS_PER_FRAME))
 
 
-def speech_span(durations: np.ndarray, samples: Tensor) -> Span:
-    """The span of speech, by the timing of the first phoneme and the energy of the audio."""
-    start = first_unit(durations)
-    energy = samples[: len(samples) // TEACHER_UNIT * TEACHER_UNIT].view(-1, TEACHER_UNIT).square().mean(1).sqrt()
-    loud = (energy > QUIET * energy.max()).nonzero()
-    end = max(int(loud[-1]) + 1 + TAIL if len(loud) else 0, start + UNITS_PER_FRAME)
-    return Span(start, -(-(end - start) // UNITS_PER_FRAME) * UNITS_PER_FRAME)
-
-
-def timed_span(durations: np.ndarray, voice: int) -> Span:
-    """The span of speech without audio: it ends near the start of the last phoneme."""
-    start = first_unit(durations)
-    end = int(durations[:-3].sum()) + LAST[voice] + TAIL
-    return Span(start, -(-(end - start) // UNITS_PER_FRAME) * UNITS_PER_FRAME)
-
-
-def unit_features(phonemes: np.ndarray, durations: np.ndarray, span: Span, before: int, after: int) -> np.ndarray:
-    """[before + units + after, FEATURES]: phoneme (0 is silence), units before and after it, both capped."""
-    tokens = np.concatenate([[0], phonemes, [0]])
-    total = int(durations.sum())
-    passed = np.arange(total) - np.repeat(np.cumsum(durations) - durations, durations)
-    left = np.repeat(durations, durations) - 1 - passed
-    rows = np.full((before + span.units + after, FEATURES), (0, MAX_UNIT_COUNT, MAX_UNIT_COUNT), np.uint8)
-    first, last = span.start - before, span.start + span.units + after
-    inside, known = slice(max(0, -first), min(last, total) - first), slice(max(0, first), min(last, total))
-    rows[inside, 0] = np.repeat(tokens, durations)[known]
-    rows[inside, 1] = np.minimum(passed, MAX_UNIT_COUNT)[known]
-    rows[inside, 2] = np.minimum(left, MAX_UNIT_COUNT)[known]
-    return rows
-
-
-def cut(samples: Tensor, span: Span) -> Tensor:
-    """The samples of a span, slowed down: [units × UNIT]."""
-    first, last = span.start * TEACHER_UNIT, (span.start + span.units) * TEACHER_UNIT
+def cut(samples: Tensor, start: int, frames: int) -> Tensor:
+    """The samples of these frames, slowed down: [frames × FRAME]."""
+    first, last = start * TEACHER_UNIT, (start + frames * UNITS_PER_FRAME) * TEACHER_UNIT
     kept = samples[first:last]
     return slower(F.pad(kept, (0, last - first - len(kept))))
 

@@ -7,8 +7,9 @@ Half of each batch has the features of the teacher's audio (features.py), half t
 The first stage has the spectral loss only and trains the convolutional layers, the second has discriminators and trains
 the whole decoder. When training diverges, it continues from earlier weights at half of the learning rate
 (recovery.py). --work holds the corpus, --codec the output of training.codec; it receives the new decoder, vocoder.jsonl
-(losses) and state-*.safetensors, from which a later run resumes; diverged weights are never written. The codes do not
-change. Once a talker is trained, training.finetune trains the decoder further.
+(losses) and state-*.safetensors, from which a later run resumes; diverged weights are never written. Without a state,
+--spectral-steps 0 continues a trained decoder with new discriminators. The codes do not change. Once a talker is
+trained, training.finetune trains the decoder further.
 """
 
 import argparse
@@ -21,18 +22,16 @@ from torch import Tensor, nn
 
 from polyvox import kernels
 from training.adversarial import AdversarialLoss
-from training.codec import trained_parameters
-from training.encoder import MARGIN
+from training.codec import read_codes, trained_parameters
 from training.export import load_decoder
 from training.fast_decoder import features, waveform
 from training.features import COLUMNS, AcousticFeatures, LogMel
 from training.files import load_parts, save_parts
 from training.graph import CapturedStep
 from training.optimizer import adam, restart, set_learning_rate, synchronize
-from training.pool import SPOKEN_FILE
 from training.recovery import Recovery
 from training.schedule import Clock, Log, rate
-from training.speech_data import Segments, load_sound, without_margin
+from training.speech_data import MARGIN, Segments, load_sound, without_margin
 from training.units import FRAME
 
 SEGMENT = 8  # frames
@@ -54,8 +53,8 @@ class VocoderTraining:
         self.arguments, self.device, self.batch = arguments, device, arguments.batch
         self.sound = load_sound(arguments.work, SEGMENT, device)
         self.segments = Segments(self.sound, SEGMENT)
-        with np.load(arguments.codec / SPOKEN_FILE) as arrays:
-            self.codes = torch.from_numpy(arrays["codes"].astype(np.int64)).to(device)
+        codes = read_codes(arguments.codec, self.sound.index)
+        self.codes = torch.from_numpy(codes.astype(np.int64)).to(device)
         self.decoder = load_decoder(arguments.codec).to(device)
         self.mel, self.acoustic = LogMel().to(device), AcousticFeatures().to(device)
         self.adversarial = AdversarialLoss(device)
@@ -236,7 +235,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0, help="of training, earlier runs included")
     parser.add_argument("--run-minutes", type=float, default=math.inf, help="maximum minutes of this run")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--spectral-steps", type=int, default=SPECTRAL_STEPS, help="before the discriminators")
+    parser.add_argument("--spectral-steps", type=int, default=SPECTRAL_STEPS, help="before the discriminators start")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True

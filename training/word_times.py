@@ -35,7 +35,7 @@ from polyvox.text.segment_text import SegmentText
 from training.corpus import VOICES
 from training.reconstruction import SentenceTeacher
 from training.sentences import DEVELOPMENT, TEST
-from training.units import SAMPLE_RATE, UNIT
+from training.units import SAMPLE_RATE, UNIT, first_unit
 
 HIDDEN = 64  # units of the network
 EPOCHS, BATCH, RATE = 12, 256, 4e-3
@@ -63,7 +63,7 @@ def speak(teacher: Path, texts: list[str]) -> Iterator[TimedSpeech]:
         for seed, text in enumerate(texts):
             for voice, name in enumerate(VOICES):
                 ids, timed, kept = speaker(text, voice)
-                ends = (np.cumsum(timed.durations) - timed.span.start) * UNIT / SAMPLE_RATE
+                ends = (np.cumsum(timed.durations) - first_unit(timed.durations[0])) * UNIT / SAMPLE_RATE
                 samples = kept.numpy()
                 found = teacher_times(text, phonemize(text), len(ids), ends)
                 if found is None:

@@ -138,14 +138,20 @@ CLONES = (
     Clone("icl-early-cut", TEXT, "auto", ("chirp", 2_800), SHORT),
 )
 
-# The embedded voice: trained weights, greedy to the end of speech.
+# The embedded voice: trained weights, greedy to the end of speech. Its text is phonemes, so both sides read those of
+# these sentences (checked by a test).
+SENTENCES = {
+    "heart": "Good morning, the train to the harbour leaves at nine.",
+    "michael": "Please call me back when you have a minute to talk.",
+}
+PHONEMES = {
+    "heart": "ɡˈʊd mˈɔɹnɪŋ, ðə tɹˈAn tə ðə hˈɑɹbəɹ lˈivz æt nˈIn.",
+    "michael": "plˈiz kˈɔl mˌi bˈæk wˌɛn ju hæv ɐ mˈɪnət tə tˈɔk.",
+}
 EMBEDDED = tuple(
-    _case(speaker, "embedded", layout, Utterance(text, "english", speaker))
+    _case(speaker, "embedded", layout, Utterance(PHONEMES[speaker], "english", speaker))
     for layout in ("whole", "streaming")
-    for speaker, text in (
-        ("heart", "Good morning, the train to the harbour leaves at nine."),
-        ("michael", "Please call me back when you have a minute to talk."),
-    )
+    for speaker in PHONEMES
 )
 
 TOKENIZER_TEXTS = (
@@ -169,4 +175,5 @@ TOKENIZER_TEXTS = (
     "mixed日本English中文",
     "\u200bzero\u200dwidth",
     "line one\r\nline two",
+    "wˈɔTəɹ, ðə bˈɑTᵊl — pˌiˈɛm; ʤˈʌmp… θˈɪŋz!",
 )

@@ -4,8 +4,8 @@
     python tests/reference/golden.py [--write]
 
 Builds their environments in .oracle and .oracle-omni on first use (a few minutes), writes the tiny checkpoints, runs
-oracle.py and omni_oracle.py there, and reports every array that differs. With --write the new files replace the
-committed ones.
+oracle.py and omni_oracle.py there, and reports every array that differs. With --write the new manifest and the new
+files with a difference replace the committed ones.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -48,7 +48,7 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="replace the committed files")
+    parser.add_argument("--write", action="store_true", help="replace the committed files that differ")
     write = parser.parse_args().write
     python, omni_python = environment(ORACLE, PACKAGES, STUBS), environment(OMNI_ORACLE, OMNI_PACKAGES)
     with tempfile.TemporaryDirectory() as scratch:
@@ -65,9 +65,8 @@ def main() -> None:
         (results / "manifest.json").write_text(json.dumps(origin, indent=1) + "\n")
         differences = compare(results)
         if write:
-            shutil.rmtree(GOLDEN, ignore_errors=True)
-            shutil.copytree(results, GOLDEN)
-            log(f"Wrote {len(list(GOLDEN.iterdir()))} files to {GOLDEN}")
+            replace(results, differences)
+            log(f"Replaced in {GOLDEN}: {', '.join(sorted(differences)) or 'nothing'}")
         elif differences:
             sys.exit("The results differ from the committed files: see above. --write replaces them.")
         else:
@@ -121,25 +120,34 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def compare(results: Path) -> int:
-    """Print every array, and the manifest, that differ from the committed ones; returns their number."""
-    differences = 0
+def replace(results: Path, names: Iterable[str]) -> None:
+    """Make these committed files equal to the results: those that the results lack are deleted."""
+    GOLDEN.mkdir(exist_ok=True)
+    for name in names:
+        (GOLDEN / name).unlink(missing_ok=True)
+        if (results / name).exists():
+            shutil.copy(results / name, GOLDEN / name)
+
+
+def compare(results: Path) -> set[str]:
+    """Print every array, and the manifest, that differ from the committed ones; returns the names of their files."""
+    differences = set()
     committed = GOLDEN / "manifest.json"
-    if committed.exists() and committed.read_text() != (results / "manifest.json").read_text():
+    if not committed.exists() or committed.read_text() != (results / "manifest.json").read_text():
         log("  manifest.json: different scripts, weights or packages")
-        differences += 1
+        differences.add("manifest.json")
     names = {path.name for folder in (results, GOLDEN) if folder.exists() for path in folder.glob("*.npz")}
     for name in sorted(names):
         if not (results / name).exists() or not (GOLDEN / name).exists():
             log(f"  {name}: only {'new' if (results / name).exists() else 'committed'}")
-            differences += 1
+            differences.add(name)
             continue
         new, old = np.load(results / name), np.load(GOLDEN / name)
         for key in sorted({*new.files, *old.files}):
             problem = difference(key, new, old)
             if problem:
                 log(f"  {name} {key}: {problem}")
-                differences += 1
+                differences.add(name)
     return differences
 
 

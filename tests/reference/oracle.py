@@ -302,8 +302,8 @@ def main(checkpoints: Path, out: Path) -> None:
                         check(clone, found[f"clone-{clone.name}"])
             for name, arrays in found.items():
                 if checkpoint == "embedded":
-                    # Trained weights at 1,920 samples a frame: the tokens of all, the samples of one.
-                    keep = ("codes", "audio0") if name == EMBEDDED[0].name and suffix == "float32" else ("codes",)
+                    # Trained weights at 1,920 samples a frame: the samples are large, and stored once.
+                    keep = ("codes", "audio") if suffix == "float32" else ("codes",)
                     arrays = {key: value for key, value in arrays.items() if key.startswith(keep)}
                 merged.setdefault(name, {}).update({f"{suffix}.{key}": value for key, value in arrays.items()})
         for name, arrays in merged.items():

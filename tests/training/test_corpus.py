@@ -12,28 +12,25 @@ import torch
 from polyvox.text import split_sentences
 from polyvox.text.phonemes import phonemize
 from training.carriers import MIN_COUNTS, MIN_FORM_COUNTS, carriers, frequent_words, spoken_words
-from training.corpus import Phonemes, TimedUtterance, alike, recover, write_texts
+from training.corpus import Phonemes, TimedUtterance, Timings, alike, read_timings, recover, write_texts
+from training.encoder import BEFORE, FRAMES_BEFORE, MAX_UNIT_COUNT, SHIFT, WINDOW
 from training.everyday import PHRASES, Everyday
-from training.pool import UNKNOWN, Packing, Utterance
 from training.sentences import DEVELOPMENT, PROSE, TEST
-from training.speech_data import windows
+from training.speech_data import Frames, corpus_frames, make_frames
 from training.texts import CARRIED, key, sentence, sentences
 from training.tokens import SPECIAL, VOCABULARY, tokenizer_files
 from training.units import (
-    LAST,
+    FRAME,
     LEAD,
     TEACHER_UNIT,
     TONES,
+    UNIT,
     UNITS_PER_FRAME,
-    Span,
     cut,
+    num_frames,
     slower,
-    speech_span,
-    timed_span,
-    unit_features,
     without_tones,
 )
-from training.word_frequency import classes, frame_counts, word_counts
 
 WORDNET = {
     "data.noun": '00001740 03 n 01 bread 0 000 | food made of dough; "the bread is still warm from the oven"; '
@@ -115,31 +112,20 @@ def test_the_vocabulary_has_the_role_as_one_token() -> None:
     assert len(SPECIAL) + len(files["vocab.json"]) <= VOCABULARY + len(SPECIAL)
 
 
-def test_a_span_has_complete_frames_around_the_speech() -> None:
+def test_the_frames_of_an_utterance_reach_beyond_the_start_of_its_last_sound() -> None:
     durations = np.array([12, 4, 6, 20, 7, 1])
-    samples = torch.zeros(int(durations.sum()) * 600)
-    samples[11 * 600 : 26 * 600] = 0.5
-    span = speech_span(durations, samples)
-    assert span.start == 12 - LEAD
-    assert span.units % UNITS_PER_FRAME == 0
-    assert span.start + span.units >= 26
-    assert len(cut(samples, span)) == span.units * 640
+    frames = num_frames(durations)
+    end = 12 - LEAD + frames * UNITS_PER_FRAME
+    assert 22 + 6 <= end < 22 + 6 + UNITS_PER_FRAME
+    samples = torch.zeros(int(durations.sum()) * TEACHER_UNIT)
+    samples[11 * TEACHER_UNIT : 26 * TEACHER_UNIT] = 0.5
+    kept = cut(samples, 12 - LEAD, frames)
+    assert len(kept) == frames * FRAME
+    assert kept.sum() == pytest.approx(0.5 * 15 * UNIT, rel=0.01)
 
 
-def test_a_span_has_at_least_one_frame() -> None:
-    samples = torch.zeros(40 * TEACHER_UNIT)
-    samples[TEACHER_UNIT : 2 * TEACHER_UNIT] = 0.5
-    span = speech_span(np.array([30, 5, 5]), samples)
-    assert span.units == UNITS_PER_FRAME
-
-
-def test_the_span_of_a_timed_text_equals_the_span_of_its_audio() -> None:
-    """For audio that ends at the voice's usual offset."""
-    durations = np.array([12, 4, 6, 14, 7, 1])
-    for voice, after in enumerate(LAST):
-        samples = torch.zeros(int(durations.sum()) * 600)
-        samples[11 * 600 : (22 + after) * 600] = 0.5
-        assert timed_span(durations, voice) == speech_span(durations, samples)
+def test_a_short_text_has_frames() -> None:
+    assert num_frames(np.array([1, 1, 1, 1])) > 0
 
 
 def test_texts_of_a_batch_have_equal_length() -> None:
@@ -152,18 +138,35 @@ def test_texts_of_a_batch_have_equal_length() -> None:
 
 
 def test_recovery_truncates_an_incomplete_utterance(tmp_path: Path) -> None:
-    lines, audio = tmp_path / "speech-00.jsonl", tmp_path / "speech-00.i16"
-    lines.write_text("[4, 7, 3, [12, 1]]\n[9, 7, 6, [12, 4]]\n[11, 7, 3, [12")
-    audio.write_bytes(bytes(2 * 640 * 3 * 2))
-    assert recover(lines) == {4}
-    assert lines.read_text() == "[4, 7, 3, [12, 1]]\n"
-    assert audio.stat().st_size == 2 * 640 * 3
+    first, second = (TimedUtterance(text, np.array([12, text]), np.array([40] * 2), np.zeros(6)) for text in (4, 9))
+    path, audio = tmp_path / "speech-00.i32", tmp_path / "speech-00.i16"
+    path.write_bytes(first.record() + second.record() + second.record()[:-4])
+    audio.write_bytes(bytes(2 * FRAME * 3))
+    assert recover(path) == {4}
+    assert path.read_bytes() == first.record()
+    assert audio.stat().st_size == 2 * FRAME * 2
     audio.write_bytes(b"")
-    assert recover(lines) == set()
-    assert recover(tmp_path / "speech-01.jsonl") == set()
-    timed = tmp_path / "durations-00.jsonl"
-    timed.write_text("[4, 7, 3, [12, 1]]\n[9, 7,")
-    assert recover(timed) == {4}
+    assert recover(path) == set()
+    assert recover(tmp_path / "speech-01.i32") == set()
+    timed = tmp_path / "durations-00.i32"
+    timed.write_bytes(first.record() + second.record() + second.record()[:8])
+    assert recover(timed) == {4, 9}
+    assert timed.read_bytes() == first.record() + second.record()
+
+
+def test_timings_are_what_the_workers_wrote(tmp_path: Path) -> None:
+    made = [TimedUtterance(text, np.arange(text), np.arange(100, 103), np.arange(9) + text) for text in (7, 3, 5)]
+    (tmp_path / "durations-00.i32").write_bytes(made[0].record())
+    (tmp_path / "durations-01.i32").write_bytes(made[1].record() + made[2].record())
+    timings = read_timings(tmp_path, "durations")
+    assert timings.texts.tolist() == timings.counts.tolist() == [7, 3, 5]
+    found = timings.utterances([3, 5])
+    assert sorted(found) == [3, 5]
+    assert found[5].durations.tolist() == [0, 1, 2, 3, 4]
+    assert found[5].advance.tolist() == [100, 101, 102]
+    assert timings[1:2].durations.tolist() == [0, 1, 2]
+    assert timings[1:2].loudness.tolist() == found[3].loudness.tolist() == list(range(3, 12))
+    assert len(read_timings(tmp_path, "speech")) == 0
 
 
 def test_slowing_down_lowers_a_tone_by_one_sixteenth() -> None:
@@ -181,58 +184,53 @@ def test_the_teachers_tones_are_removed_and_nothing_else() -> None:
     assert (without_tones(speech + tones) - speech)[4800:-4800].abs().max() < 2e-3
 
 
-def test_unit_features_are_the_phoneme_and_the_position_in_it() -> None:
-    rows = unit_features(np.array([50, 60]), np.array([3, 2, 4, 5]), Span(2, 6), before=1, after=1)
-    assert rows[:, 0].tolist() == [0, 0, 50, 50, 60, 60, 60, 60]
-    assert rows[:, 1].tolist() == [1, 2, 0, 1, 0, 1, 2, 3]
-    assert rows[:, 2].tolist() == [1, 0, 1, 0, 3, 2, 1, 0]
+def frames_of(durations: list[int], ids: list[int], frames: int, advance: int = 50) -> Frames:
+    loudness = np.arange(1, frames * UNITS_PER_FRAME + 1)
+    utterance = TimedUtterance(0, np.array(durations), np.full(frames, advance), loudness)
+    return make_frames(np.array(ids), np.array([0]), Timings.single(utterance), torch.device("cpu"))
 
 
-def test_each_frame_has_its_own_units() -> None:
-    timed = TimedUtterance(0, np.array([3, 2, 4, 5]), Span(0, 9))
-    assert windows(np.array([50, 60]), timed)[:, 1:4, 0].tolist() == [[0, 0, 0], [50, 50, 60], [60, 60, 60]]
+def test_a_window_has_the_phonemes_around_a_frame_and_the_position_in_them() -> None:
+    made = frames_of([LEAD + 2, 2, 4, 5], [50, 60], 4)
+    window = made.windows(torch.arange(4))
+    assert window.shape[:2] == (4, WINDOW)
+    frame = window[1:, BEFORE : BEFORE + UNITS_PER_FRAME].flatten(0, 1)
+    assert frame[:, 0].tolist() == [0, 0, 50, 50, 60, 60, 60, 60, 0]
+    assert frame[:, 1].tolist() == [5, 6, 0, 1, 0, 1, 2, 3, 0]
+    assert frame[:, 2].tolist() == [1, 0, 1, 0, 3, 2, 1, 0, 4]
+    assert frame[:, 3].tolist() == list(range(4, 13))
+    assert torch.equal(window[2, :-UNITS_PER_FRAME], window[1, UNITS_PER_FRAME:])
+    outside = window[0, 0], window[3, -1]
+    assert all(unit.tolist() == [0, MAX_UNIT_COUNT, MAX_UNIT_COUNT, 0] for unit in outside)
 
 
-def test_tokenizations_of_one_text_share_their_frames() -> None:
-    class Letters:
-        def __init__(self, text: str = "") -> None:
-            self.ids = [ord(letter) for letter in text]
-
-        def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list["Letters"]:
-            assert not add_special_tokens
-            return [Letters(text) for text in texts]
-
-    packing = Packing([Letters(), Letters()])
-    packing.add(Utterance("abc", np.zeros((5, 4), np.uint16), 1, 7, True, False))
-    packing.add(Utterance("de", np.full((3, 4), UNKNOWN, np.uint16), 0, 8, False, True, np.array([2, 2, -1])))
-    pool = packing.pool()
-    assert pool.tokens.tolist() == [ord(letter) for letter in "abcdeabc"]
-    assert pool.first_token.tolist() == [0, 3, 5]
-    assert pool.token_count.tolist() == [3, 2, 3]
-    assert pool.first_frame.tolist() == [0, 5, 0]
-    assert pool.frame_count.tolist() == [5, 3, 5]
-    assert pool.speaker.tolist() == [1, 0, 1]
-    assert pool.text.tolist() == [7, 8, 7]
-    assert pool.spoken.tolist() == [True, False, True]
-    assert pool.held_out.tolist() == [False, True, False]
-    assert pool.word_counts.tolist() == [-1] * 5 + [2, 2, -1]
+def test_a_frame_has_the_position_of_its_phoneme_in_the_text() -> None:
+    assert SHIFT == 1
+    assert frames_of([LEAD + 2, 2, 4, 5], [50, 60], 5).phonemes.tolist() == [0, 0, 1, 1, 1]
 
 
-def test_frame_counts_are_training_counts_of_words(tmp_path: Path) -> None:
-    texts = [[50, 60, 16, 70, 4], [50, 60, 3, 16, 50, 60, 4], [70, 4]]
+def test_frames_of_many_utterances_equal_those_of_each(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    counts = np.array([4, 7, 2, 5])
     np.savez(
         tmp_path / "phonemes.npz",
-        ids=np.concatenate(texts).astype(np.uint8),
-        counts=np.array([len(ids) for ids in texts], np.int16),
-        voices=np.zeros(3, np.uint8),
+        ids=draw.integers(1, 178, counts.sum()).astype(np.uint8),
+        counts=counts.astype(np.int16),
+        voices=np.array([0, 1, 1, 0], np.uint8),
     )
     phonemes = Phonemes(tmp_path)
-    counts = word_counts(phonemes, np.array([0, 1]))
-    assert counts == {bytes([50, 60]): 3, bytes([70]): 1}
-    timed = TimedUtterance(0, np.array([3, 3, 3, 3, 6, 3, 1]), Span(0, 21))
-    # Labels are late by one unit, so a frame is looked up one unit after its middle.
-    assert frame_counts(phonemes[0], timed, counts).tolist() == [-1, 3, 3, -1, 1, 1, -1]
-    found = classes(np.array([-1, 0, 4, 5, 19, 20, 100]))
-    assert {name: np.nonzero(chosen)[0].tolist() for name, chosen in found.items()} == {
-        "below_5": [1, 2], "from_5": [3, 4], "from_20": [5], "from_100": [6],
-    }  # fmt: skip
+    for text in (2, 0, 3, 1):
+        durations = draw.integers(1, 12, counts[text] + 2)
+        frames = num_frames(durations)
+        prosody = draw.integers(40, 70, frames), draw.integers(0, 256, frames * UNITS_PER_FRAME)
+        utterance = TimedUtterance(text, durations, *prosody)
+        with (tmp_path / "durations-00.i32").open("ab") as file:
+            file.write(utterance.record())
+    timings, cpu = read_timings(tmp_path, "durations"), torch.device("cpu")
+    together = corpus_frames(phonemes, timings, cpu)
+    alone = [corpus_frames(phonemes, timings[number : number + 1], cpu) for number in range(4)]
+    windows = [one.windows(torch.arange(len(one.first))) for one in alone]
+    assert torch.equal(together.windows(torch.arange(len(together.first))), torch.cat(windows))
+    assert torch.equal(together.source, torch.cat([one.source for one in alone]))
+    assert together.phonemes.tolist() == [position for one in alone for position in one.phonemes]
+    assert (alone[0].source[0, :FRAMES_BEFORE] == alone[0].source[0, FRAMES_BEFORE]).all()  # none before the first

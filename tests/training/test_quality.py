@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tone levels of recordings."""
+"""Tone levels of recordings, and MOS where it can be measured."""
+
+import sys
 
 import numpy as np
 import pytest
 
-from training.quality import tone_level
+from training.quality import load_mos_predictor, tone_level
 
 RATE = 24_000
 
@@ -19,3 +21,21 @@ def test_the_level_of_a_tone_is_relative_to_the_recording() -> None:
 
 def test_a_recording_that_is_too_short_has_no_tone_level() -> None:
     assert np.isnan(tone_level(np.ones(1000), RATE, 4500))
+
+
+def test_without_distillmos_one_line_says_that_mos_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class BrokenLibrary:
+        """Importing torchaudio raises OSError where its shared library does not fit."""
+
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "distillmos":
+                raise OSError("libtorchaudio.so: undefined symbol\nmore")
+
+    monkeypatch.delitem(sys.modules, "distillmos", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [BrokenLibrary(), *sys.meta_path])
+    assert load_mos_predictor() is None
+    assert capsys.readouterr().out == (
+        "MOS is not measured: DistillMOS cannot be loaded (libtorchaudio.so: undefined symbol)\n"
+    )

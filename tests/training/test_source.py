@@ -19,6 +19,7 @@ from training.source import (
     STEPS_PER_HZ,
     lock,
     locked_pitch,
+    loudness,
     phase,
     source_codes,
     source_table,
@@ -86,6 +87,11 @@ def test_a_low_pitch_at_the_edge_of_a_voiced_sound_is_ignored() -> None:
     pitch = torch.full((1, FRAME_POINTS), 200.0)
     pitch[0, 0] = 20.0
     assert lock(pitch, torch.tensor([0]), HEART).tolist() == [[round(200 * STEPS_PER_HZ)]]
+
+
+def test_loudness_is_the_energy_of_a_unit_as_an_integer() -> None:
+    energy = torch.tensor([[-20.0, -20.0, 0.0, 1.0, 3.0, 3.0, 30.0, 30.0]])
+    assert loudness(energy).tolist() == [[0, 126, 156, 255]]
 
 
 def test_a_code_has_voice_pitch_and_phase_class() -> None:

@@ -24,30 +24,40 @@ def test_a_text_in_a_batch_equals_the_text_alone(teacher: Teacher) -> None:
     styles = torch.tensor([1.0, 0.5])[:, None].expand(-1, STYLES)
     both = teacher.time(texts, styles)
     assert both.durations.tolist() == [[8, 4, 5, 1, 8], [8, 5, 4, 1, 8]]
-    rows = [tuple(part[row] for part in both.known) for row in range(2)]
+    known = [part.transpose(1, 2).flatten(0, 1) for part in both.known]
+    phonemes = torch.arange(10).view(2, 5)
+    rows = torch.stack([phonemes[row].repeat_interleave(both.durations[row]) for row in range(2)])
     starts, voices = torch.tensor([3, 3]), torch.tensor([0, 1])
-    sound, advance = teacher.sound(list(both.durations), rows, styles, starts, voices)
+    advance, loudness = teacher.prosody(known, rows, styles, starts, voices)
+    assert loudness.shape == (2, 26)
+    sound = teacher.sound(known, rows, styles, starts, voices, advance)
     assert sound.shape == (2, 26 * TEACHER_UNIT)
     for row in range(2):
-        alone = teacher.time(texts[row : row + 1], styles[row : row + 1])
-        assert torch.equal(alone.durations[0], both.durations[row])
-        known = [tuple(part[0] for part in alone.known)]
         one = slice(row, row + 1)
-        again, steps = teacher.sound([alone.durations[0]], known, styles[one], starts[one], voices[one])
-        assert torch.equal(again[0], sound[row])
+        alone = teacher.time(texts[one], styles[one])
+        assert torch.equal(alone.durations[0], both.durations[row])
+        given = [part[0].t() for part in alone.known], rows[one] - 5 * row, styles[one], starts[one], voices[one]
+        steps, levels = teacher.prosody(*given)
         assert torch.equal(steps[0], advance[row])
+        assert torch.equal(levels[0], loudness[row])
+        assert torch.equal(teacher.sound(*given, steps)[0], sound[row])
     assert not sound[0, : 8 * TEACHER_UNIT].any()
     loudest = sound.abs().amax(1)
     assert loudest[1] == pytest.approx(float(loudest[0]) / 2, rel=0.01)
 
 
-def test_durations_need_only_the_first_weights_file(tmp_path: Path) -> None:
-    write_teacher(tmp_path / "teacher")
+def test_durations_and_prosody_need_only_the_first_weights_file(teacher: Teacher, tmp_path: Path) -> None:
     (tmp_path / "teacher/weights-1.npz").unlink()
-    teacher = Teacher(tmp_path / "teacher", torch.device("cpu"), sound=False)
-    made = teacher.time(torch.tensor([[LETTERS, FULL_STOP]]), torch.ones(1, STYLES))
+    timing = Teacher(tmp_path / "teacher", torch.device("cpu"), sound=False)
+    text, style = torch.tensor([[LETTERS, FULL_STOP]]), torch.ones(1, STYLES)
+    made, wanted = timing.time(text, style), teacher.time(text, style)
     assert made.durations.tolist() == [[8, 4, 1, 8]]
-    assert made.known == ()
+    rows = torch.arange(4).repeat_interleave(made.durations[0])[None]
+    prosodies = [
+        one.prosody([part[0].t() for part in known], rows, style, torch.tensor([3]), torch.tensor([0]))
+        for one, known in ((timing, made.known), (teacher, wanted.known))
+    ]
+    assert all(map(torch.equal, *prosodies))
 
 
 def test_given_values_are_not_computed_again() -> None:

@@ -2,7 +2,6 @@
 """Training of codec and vocoder on a small corpus: what each stage changes, and what a later run resumes from."""
 
 import argparse
-import json
 import math
 import shutil
 from collections.abc import Iterator
@@ -13,12 +12,15 @@ import pytest
 import torch
 
 from training import layout
-from training.codec import CodecTraining, feature_parameters
+from training.codec import CodecTraining, encode, feature_parameters, read_codes
+from training.corpus import TimedUtterance
 from training.files import load_parts
+from training.held_out import reconstruct
 from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, RESIDUAL_SIZE
-from training.pool import SPOKEN_FILE
+from training.pool import CODES_FILE
+from training.schedule import WARM_UP_STEPS
 from training.units import FRAME, UNITS_PER_FRAME
-from training.vocoder import CHECK, SAVE_SECONDS, STATE, VocoderTraining
+from training.vocoder import ADVERSARIAL_RATE, CHECK, SAVE_SECONDS, STATE, VocoderTraining
 
 CPU = torch.device("cpu")
 FRAMES = 30  # of an utterance
@@ -43,10 +45,15 @@ def small_decoder() -> Iterator[None]:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Noise with the timing of three utterances, of which the first is held out."""
     folder, draw = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
-    counts, units = [4, 4, 4], FRAMES * UNITS_PER_FRAME
+    counts = [4, 4, 4]
+
+    def prosody(frames: int) -> tuple[np.ndarray, np.ndarray]:
+        return draw.integers(31, 79, frames), draw.integers(0, 256, frames * UNITS_PER_FRAME)
+
     np.savez(folder / "phonemes.npz", ids=np.arange(1, 13, dtype=np.uint8), counts=counts, voices=[0, 1, 0])
-    rows = [[index, 0, units, [15] * 6, draw.integers(31, 79, FRAMES).tolist()] for index in range(3)]
-    (folder / "speech-00.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [TimedUtterance(index, np.full(6, 15), *prosody(FRAMES)).record() for index in range(3)]
+    (folder / "speech-00.i32").write_bytes(b"".join(rows))
+    (folder / "durations-00.i32").write_bytes(b"".join(rows[::-1]))
     draw.integers(-3000, 3000, 3 * FRAMES * FRAME).astype(np.int16).tofile(folder / "speech-00.i16")
     return folder
 
@@ -60,12 +67,14 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         training = CodecTraining(argparse.Namespace(work=corpus, out=out, batch=2, start_batches=1), CPU)
         vocoder = [p.clone() for p in training.decoder.decoder.parameters()]
         training.plain_step()
-        training.encoder.initialise_codebooks(*training._inputs(training.segments.draw(4)))
+        training.encoder.initialise_codebooks(*training.segments.inputs(training.segments.draw(4)))
         training.step()
     assert all(torch.equal(a, b) for a, b in zip(vocoder, training.decoder.decoder.parameters(), strict=True))
     assert all(value > 0 for name, value in training.seen.items() if name != "named")
     training.save(out)
-    np.savez(out / SPOKEN_FILE, codes=training.encode())
+    np.savez(out / CODES_FILE, **training.encode())  # type: ignore[arg-type]
+    spoken = encode(training.encoder, training.sound.inputs).numpy()
+    assert np.array_equal(read_codes(out, training.sound.index), spoken)
     return out
 
 
@@ -97,10 +106,25 @@ class CountingClock:
 
 
 def test_every_frame_has_codes_within_their_codebooks(trained: Path) -> None:
-    codes = np.load(trained / SPOKEN_FILE)["codes"]
+    with np.load(trained / CODES_FILE) as arrays:
+        codes, phonemes = arrays["codes"], arrays["phonemes"]
+        assert arrays["texts"].tolist() == [2, 1, 0]
+        assert arrays["frames"].tolist() == [FRAMES] * 3
+    assert phonemes.shape == (3 * FRAMES,)
+    assert set(phonemes.tolist()) == set(range(4))
     assert codes.shape == (3 * FRAMES, NUM_CODEBOOKS)
     assert codes[:, 0].max() < CODE_0_SIZE
     assert codes[:, 1:].max() < RESIDUAL_SIZE
+
+
+def test_held_out_speech_is_reconstructed_in_its_length(corpus: Path, trained: Path, tmp_path: Path) -> None:
+    (corpus / "texts.txt").write_text("One.\nTwo.\nThree.\n")
+    reconstruct(argparse.Namespace(work=corpus, codec=trained, out=tmp_path, count=1, codebooks=[2, 3]), CPU)
+    assert {folder.name for folder in tmp_path.iterdir()} == {"teacher", "features", "codec-2", "codec-3"}
+    for folder in tmp_path.iterdir():
+        with np.load(folder / "whole-heart.npz") as arrays:
+            assert arrays["texts"].tolist() == ["One."]
+            assert arrays["lengths"].tolist() == [FRAMES * FRAME]
 
 
 def test_the_spectral_stage_changes_the_convolutional_layers_only(corpus: Path, trained: Path) -> None:
@@ -135,6 +159,34 @@ def test_a_later_run_resumes_from_the_averaged_decoder_and_the_state(corpus: Pat
             squares = optimizer.state[parameter]["exp_avg_sq"]
             assert squares.stride() == parameter.stride()  # fused Adam requires it
             assert torch.allclose(squares, earlier.state[other]["exp_avg_sq"], rtol=0.01, atol=1e-12)
+
+
+def test_a_decoder_without_state_continues_with_new_discriminators_at_once(
+    corpus: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.vocoder.Clock", CountingClock)
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(f"{STATE}-*"))
+    training = vocoder(corpus, tmp_path, spectral_steps=0)
+    step, rates, shares, distances = training.step, [], [], iter((1.0, 1.0, math.nan))
+
+    def first_step_only() -> None:
+        rates.append(training.optimizer.param_groups[0]["lr"])
+        shares.append(float(training.adversarial.shares["adversarial"]))
+        if len(rates) == 1:
+            step()
+
+    monkeypatch.setattr(training, "step", first_step_only)
+    monkeypatch.setattr(training, "spectral_step", lambda: pytest.fail("the spectral stage has run"))
+    monkeypatch.setattr(training, "validate", lambda: {"valid_true": next(distances, 1.0)})
+    training.train(minutes=1.0, run_minutes=math.inf)
+    assert training.adversarial.values()["discriminators"] > 0
+    assert rates[0] == pytest.approx(ADVERSARIAL_RATE / WARM_UP_STEPS, rel=0.01)
+    assert rates[1] == pytest.approx(2 * rates[0], rel=0.01)
+    assert shares[0] == 0.0
+    assert shares[:40] == sorted(shares[:40])
+    assert training.recovery.rate_factor == 0.5  # after the third validation
+    assert rates[3 * CHECK] < rates[0]
+    assert load_parts(tmp_path, STATE)["progress"][0] == len(rates)
 
 
 def test_diverged_training_continues_from_good_weights_and_never_saves_diverged_ones(
