@@ -285,6 +285,13 @@ async def test_counts_of_keys_survive_the_replica_that_decides() -> None:
     assert [len(fake.keys) for fake in fakes] == [0, 0, 0]
 
 
+async def test_a_restarted_replica_does_not_decide_before_servers_have_restored_its_counts() -> None:
+    engines, fakes = build_set(8, 8)
+    assert [await engines.acquire_key("a", 2) for _ in range(2)] == [True, True]
+    fakes[0].state, fakes[0].keys = replace(RUNNING, running_since=100.0), KeyCounts()  # restarted, knows no counts
+    assert not await engines.acquire_key("a", 2)
+
+
 async def test_statistics_are_added_over_the_replicas_that_run() -> None:
     engines, fakes = build_set(8, 8, 8)
     fakes[0].state = DOWN

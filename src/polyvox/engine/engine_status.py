@@ -32,6 +32,7 @@ class EngineStatus:
     num_restarts: int = 0
     sample_rate: int = 0  # 0 until the first start has finished
     pid: int = 0  # of the engine's process while it runs; 0 if it has none of its own
+    running_since: float = 0.0  # the end of the last start
 
     @property
     def running(self) -> bool:

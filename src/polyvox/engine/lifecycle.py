@@ -65,7 +65,7 @@ class EngineLifecycle:
     ) -> None:
         self._publish, self._clock, self._log_fields = publish, clock, log_fields or {}
         self._backoff = Backoff(policy, jitter)
-        self._began = self._running_since = clock()
+        self._began = clock()
         self._stages = StageTimes(clock)
         self.status = EngineStatus(EngineState.STARTING)
         publish(self.status)
@@ -89,7 +89,6 @@ class EngineLifecycle:
         pid: of its process, if it has one of its own.
         """
         now, status = self._clock(), self.status
-        self._running_since = now
         seconds = {"total": now - self._began, **self._stages.seconds()}
         log.info(
             "engine ready" if status.state is EngineState.STARTING else "engine restarted",
@@ -106,6 +105,7 @@ class EngineLifecycle:
                 num_restarts=status.num_restarts,
                 sample_rate=sample_rate,
                 pid=pid,
+                running_since=now,
             )
         )
         return seconds
@@ -113,7 +113,7 @@ class EngineLifecycle:
     def on_failed(self, reason: str) -> float:
         """The engine, or its start, failed. Returns the seconds until the next attempt."""
         now, status = self._clock(), self.status
-        delay = self._backoff.next_delay(now - self._running_since if status.running else 0.0)
+        delay = self._backoff.next_delay(now - status.running_since if status.running else 0.0)
         down_since = now if status.down_since is None else status.down_since
         log.warning(
             "engine restarting",

@@ -132,7 +132,10 @@ class ReplicaSet:
         return merge_stats(stats)
 
     async def acquire_key(self, key: str, limit: int) -> bool:
-        """The first replica that serves decides. The others count too, so that the next one can decide if it fails."""
+        """The replica that has served for the longest decides: a restarted one may not have the counts of all servers.
+
+        The others count too, so that the next one can decide if it fails.
+        """
         serving = self._serving()
         for index, deciding in enumerate(serving):
             with suppress(EngineDown, TimeoutError):
@@ -191,10 +194,11 @@ class ReplicaSet:
         return ranked
 
     def _serving(self) -> list[ReplicaEngine]:
-        """Replicas that run, in their order, the stuck ones last."""
+        """Replicas that run, those that have run for the longest first and the stuck ones last."""
         now = self._clock()
-        running = [engine for engine in self.replicas if engine.status().running]
-        return sorted(running, key=lambda engine: engine.load().is_stuck(now))
+        running = [(engine, status) for engine in self.replicas if (status := engine.status()).running]
+        running.sort(key=lambda one: (one[0].load().is_stuck(now), one[1].running_since))
+        return [engine for engine, _ in running]
 
     async def _call_first(self, engines: Sequence[ReplicaEngine], call: Callable[[ReplicaEngine], Awaitable[T]]) -> T:
         """The answer of the first of these replicas that is not down."""
