@@ -13,8 +13,27 @@ def test_a_change_is_applied_at_once_if_the_lock_is_free() -> None:
     lock, applied = EngineLock(), list[int]()
     lock.post(lambda: applied.append(1))
     assert applied == [1]
+
+
+def test_a_change_of_the_thread_that_has_the_lock_is_applied_when_it_releases_it() -> None:
+    """It may be in the middle of another change, as in a callback."""
+    lock, applied = EngineLock(), list[int]()
     with lock:
-        lock.post(lambda: applied.append(2))
+        with lock:
+            lock.post(lambda: applied.append(1))
+        assert applied == []
+    assert applied == [1]
+
+
+def test_a_posted_change_precedes_all_that_is_done_under_the_lock_after_it() -> None:
+    """Also if another thread acquires the lock before the one that has released it could apply the change."""
+    lock, applied = EngineLock(), list[int]()
+    lock._posted.append(lambda: applied.append(1))  # posted, and not applied yet
+    with lock:
+        assert applied == [1]
+    lock._posted.append(lambda: applied.append(2))
+    with try_lock(lock, 0.0) as locked:
+        assert locked
         assert applied == [1, 2]
 
 

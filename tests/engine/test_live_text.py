@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Iterator
 from math import inf
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -131,6 +132,46 @@ def test_text_is_rejected_while_too_much_of_it_waits_for_the_engines_lock(
     stepped.advance()
     assert stream.result is not None
     assert stream.result.overload_reason == "queue_full"
+
+
+def test_empty_text_and_text_of_other_streams_do_not_count_as_waiting(
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyvox.engine.stream.MAX_POSTED", 2)
+    streams = [stepped.submit(request("on and on ", live=True, guard=False)) for _ in range(2)]
+    stepped.advance()
+    with holding(stepped.lock):
+        for stream in streams:
+            for text in ("", "and ", "", "on ", ""):
+                stream.append(text)
+        assert stepped.lock.num_posted == 4
+    for stream in streams:
+        stream.cancel()
+    stepped.advance()
+
+
+def test_rows_that_wait_for_the_engines_lock_count_as_pending(stepped: SteppedEngine) -> None:
+    generator = stepped.model.generator
+    rows = np.zeros((generator.max_positions // 2, generator.hidden_size), np.float32)
+    stream = stepped.submit(request("on and on ", live=True, guard=False))
+    stepped.advance()
+    with holding(stepped.lock):
+        stream.append_rows(rows)
+        with pytest.raises(InvalidRequest, match="rows may be pending"):
+            stream.append_rows(np.concatenate([rows, rows[:1]]))
+    stream.cancel()
+    stepped.advance()
+
+
+def test_text_that_cannot_be_added_ends_its_stream(stepped: SteppedEngine, caplog: pytest.LogCaptureFixture) -> None:
+    stream = stepped.submit(request("on and on ", live=True, guard=False))
+    stepped.advance()
+    with mock.patch.object(stream.text, "append", side_effect=MemoryError("no memory")):
+        stream.append("and on ")
+    stepped.advance()
+    assert stream.result is not None
+    assert (stream.result.finish_reason, stream.result.error) == ("error", "no memory")
+    assert "append failed" in caplog.text
 
 
 def test_a_reader_in_an_event_loop_does_not_wait_for_the_engines_lock(stepped: SteppedEngine) -> None:

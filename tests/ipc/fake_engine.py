@@ -66,8 +66,8 @@ class FakeStream(StreamReader[Chunk]):
         self.open, self.awaits_text = request.live, False
         self.cancelled = False
 
-    def take(self, max_chunks: int) -> list[Chunk]:
-        return self.pop(max_chunks)
+    def _own(self, taken: Chunk) -> Chunk:
+        return taken
 
     def _on_taken(self, _: list[Chunk]) -> None:
         with self._engine.work:

@@ -39,7 +39,7 @@ from polyvox.ipc.audio_ring import AudioRing, create_shared_memory
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.endpoint import connect
 from polyvox.ipc.supervisor import EngineProcess
-from polyvox.ipc.worker_connection import WorkerConnection
+from polyvox.ipc.worker_connection import MAX_STATS_REQUESTS, WorkerConnection
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import Request
 
@@ -168,7 +168,8 @@ async def test_a_busy_engine_delays_its_answers_but_not_the_event_loop() -> None
             chunks |= {header.id for header in (await next_update(server)).chunks}
 
 
-async def test_first_text_is_applied_by_a_thread_if_the_engines_lock_is_not_free() -> None:
+async def test_first_text_is_applied_by_a_thread_and_more_of_it_by_the_event_loop() -> None:
+    """With the first text a stream is prepared, with its voice, and waits for the engine's lock."""
     applied: list[str] = []
 
     class FirstTextStream(FakeStream):
@@ -185,16 +186,36 @@ async def test_first_text_is_applied_by_a_thread_if_the_engines_lock_is_not_free
 
     engine = FirstTextEngine()
     async with connected(engine, RING_SAMPLES) as (_, server):
-        for id in range(2):
-            server.send(submit(id, Request("", seed=1, live=True), credit=8))
-            await next_update(server)
-        server.send(messages.AppendText(0, "free"))
+        server.send(submit(0, Request("", seed=1, live=True), credit=8))
+        await next_update(server)
+        server.send(messages.AppendText(0, "first"))
         await becomes_true(lambda: asyncio.sleep(0, len(applied) == 1))
+        server.send(messages.AppendText(0, "second"))
+        await becomes_true(lambda: asyncio.sleep(0, len(applied) == 2))
+    assert "polyvox-prepare-text" in applied[0]
+    assert "polyvox-prepare-text" not in applied[1]
+
+
+async def test_pending_requests_for_statistics_are_bounded_and_one_call_of_the_engine() -> None:
+    engine, num_calls = FakeEngine(), 0
+
+    def stats() -> dict[str, float]:
+        nonlocal num_calls
+        num_calls += 1
+        return {"streams": 0.0}
+
+    engine.stats = stats  # type: ignore[method-assign]
+    async with connected(engine, RING_SAMPLES) as (_, server):
         with holding(engine.work):
-            server.send(messages.AppendText(1, "locked"))
-            await becomes_true(lambda: asyncio.sleep(0, len(applied) == 2))
-    assert "polyvox-prepare-text" not in applied[0]
-    assert "polyvox-prepare-text" in applied[1]
+            for id in range(MAX_STATS_REQUESTS + 1):
+                server.send(messages.GetStats(id))
+            (rejected,) = (await next_update(server)).replies
+            assert isinstance(rejected, messages.ErrorReply)
+            assert rejected.id == MAX_STATS_REQUESTS
+            assert num_calls == 0
+        replies = (await next_update(server)).replies
+        assert [reply.id for reply in replies] == list(range(MAX_STATS_REQUESTS))
+        assert num_calls == 1
 
 
 @settings(max_examples=15, deadline=None)

@@ -108,11 +108,12 @@ def test_ids_that_contradict_the_config_are_rejected(checkpoints: Path, tmp_path
         TextTokenizer(folder, config)
 
 
-def test_the_ids_of_few_and_short_pre_tokens_are_kept(embedded: LoadedTTS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bounded_number_of_short_pre_tokens_is_kept(embedded: LoadedTTS, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyvox.models.tokenizer.MAX_KNOWN", 2)
     tokenizer = embedded.model.tokenizer
     monkeypatch.setattr(tokenizer, "_known", {})
     long = "a" * (MAX_KNOWN_CHARS + 1)
     first, again = (tokenizer.pieces(f"one {long} two three two") for _ in range(2))
-    assert list(tokenizer._known) == ["one", " two"]
+    assert len(tokenizer._known) <= 2
+    assert long not in tokenizer._known
     assert first == again == tokenizer._encode(f"one {long} two three two")

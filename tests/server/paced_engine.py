@@ -45,8 +45,8 @@ class PacedStream(StreamReader[Chunk]):
         self.cancelled = self.awaits_text = False
         self._work, self._given = engine.work, 0
 
-    def take(self, max_chunks: int) -> list[Chunk]:
-        return self.pop(max_chunks)
+    def _own(self, taken: Chunk) -> Chunk:
+        return taken
 
     def _on_taken(self, _: list[Chunk]) -> None:
         """It keeps all that was made, however slow its reader."""

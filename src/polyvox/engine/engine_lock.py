@@ -10,14 +10,15 @@ from typing import Any, cast
 
 log = logging.getLogger(__name__)
 
-LOCK_TIMEOUT = 0.005  # seconds that an event loop waits for the lock at once, so that no audio waits for longer
-LOCK_RETRY = 0.001  # seconds after which it tries again
+LOCK_TIMEOUT = 0.005  # seconds for which work of an event loop waits for the lock
+LOCK_RETRY = 0.001  # seconds after which that work tries again, without waiting
 
 
 class EngineLock:
     """A reentrant lock. `post` applies a change under it without waiting for it.
 
-    The thread that has the lock applies the changes of others when it releases it.
+    The thread that has the lock applies the changes of others when it releases it. If another thread acquires it first,
+    that one does so before anything else: a posted change precedes all that is done under the lock after it.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,12 @@ class EngineLock:
         return threading.Condition(cast(threading._RLock, self))  # it uses the methods below
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        return bool(self._lock.acquire(blocking, timeout))
+        is_nested = self._lock._is_owned()
+        if not self._lock.acquire(blocking, timeout):
+            return False
+        if self._posted and not is_nested:
+            self._apply_posted()
+        return True
 
     def release(self) -> None:
         self._lock.release()
@@ -36,7 +42,7 @@ class EngineLock:
             self._apply_posted()
 
     def __enter__(self) -> bool:
-        return bool(self._lock.acquire())
+        return self.acquire()
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -47,12 +53,13 @@ class EngineLock:
         return len(self._posted)
 
     def post(self, change: Callable[[], None]) -> None:
-        """Applies a change under the lock: now if no other thread has it, otherwise when that thread releases it.
+        """Applies a change under the lock: now if no thread has it, otherwise when it is released.
 
         Changes are applied in the order in which they are posted.
         """
         self._posted.append(change)
-        self._apply_posted()
+        if not self._lock._is_owned():  # its owner may be in the middle of a change
+            self._apply_posted()
 
     def _apply_posted(self) -> None:
         # If another thread has the lock, it finds the changes after its release: they were posted before this attempt.
@@ -77,6 +84,7 @@ class EngineLock:
 
     def _acquire_restore(self, state: object) -> None:
         self._lock._acquire_restore(state)
+        self._apply_posted()
 
 
 @contextmanager

@@ -134,12 +134,15 @@ class RestartingEngine:
         """Returns when the engine has stopped, or this is closed: the reason, without a reference to the engine."""
         engine = self._engine
         assert engine is not None
+        locked_at, stuck_seconds = time.monotonic(), 0.0
         while not self._closing.wait(CHECK_INTERVAL):
             if engine.broken is not None:
                 self._engine = None
                 return engine.broken
-            with engine.try_lock(HANG_TIMEOUT) as locked:
-                hangs = not locked or engine.stats().get("stuck_seconds", 0.0) > HANG_TIMEOUT
+            with engine.try_lock(CHECK_INTERVAL) as locked:
+                if locked:
+                    locked_at, stuck_seconds = time.monotonic(), engine.stats().get("stuck_seconds", 0.0)
+            hangs = max(stuck_seconds, time.monotonic() - locked_at) > HANG_TIMEOUT
             if hangs and self.status().running:
                 self._lifecycle.on_failed(f"a step takes longer than {HANG_TIMEOUT:g} s")
             elif not hangs and not self.status().running:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stream of an engine in the same process."""
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ from polyvox.errors import NOT_SHOWN, InvalidRequest, Overloaded
 from polyvox.models.protocol import PreparedRequest, PromptRows, StreamingTokenizer
 from polyvox.models.request import Request
 
+log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from polyvox.engine.engine import LocalEngine
 
-MAX_POSTED = 100_000  # changes of all streams that may wait for the engine's lock; more only if the engine hangs
+MAX_POSTED = 10_000  # texts of a stream that may wait for the engine's lock; more only if the engine hangs
 TOKEN_BYTES = 4  # bytes of text that a token of a thinker, or a row of another model, counts as
 
 
@@ -91,6 +94,10 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self._tokenizer = tokenizer
         self._text_lock = threading.Lock()  # one append at a time; acquired before the engine's lock
         self._accepts_text = request.live  # False once the end of the text is posted; then text_open follows
+        # Texts that were posted to the engine's lock, and their ids and rows; guarded by _text_lock
+        self._num_posted = self._num_posted_ids = 0
+        # Those of them that were applied; guarded by the engine's lock
+        self._num_added = self._num_added_ids = 0
         # Audio
         self.assembler = ChunkAssembler(engine.sample_rate, request.trim_silence)
         self.buffered = 0  # samples that the reader has not taken
@@ -99,8 +106,8 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
 
     # The reader's side
 
-    def take(self, max_chunks: int) -> list[Chunk]:
-        return [chunk.owned() for chunk in self.pop(max_chunks)]
+    def _own(self, taken: BufferedChunk) -> Chunk:
+        return taken.owned()
 
     def pop(self, max_chunks: int) -> list[BufferedChunk]:
         """Chunks as they were decoded; the reader joins their parts without the lock."""
@@ -131,7 +138,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         hidden_size, max_rows = generator.hidden_size, generator.max_positions
         if rows.ndim != 2 or rows.shape[1] != hidden_size or not np.isfinite(rows).all():
             raise InvalidRequest("append_rows", list(rows.shape), f"must be rows of {hidden_size} finite numbers")
-        if len(self.text) + len(rows) > max_rows:
+        if self._num_pending_ids + len(rows) > max_rows:
             raise InvalidRequest("append_rows", len(rows), f"at most {max_rows} rows may be pending")
         self._append("", last, rows)
 
@@ -141,7 +148,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
             self._check_open()
             assert self._tokenizer is not None
             spoken = self._tokenizer.append_tokens(ids)
-            if len(self.text) + len(spoken) > max_tokens:
+            if self._num_pending_ids + len(spoken) > max_tokens:
                 raise InvalidRequest("append_tokens", len(ids), f"at most {max_tokens} tokens may be pending")
             if not spoken:
                 return
@@ -194,6 +201,11 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self._accepts_text = False
         self._post_stop(StopRequest("error", str(error), rejection))
 
+    @property
+    def _num_pending_ids(self) -> int:
+        """Ids and rows of text that are not in the slot yet."""
+        return len(self.text) + self._num_posted_ids - self._num_added_ids
+
     def _post_stop(self, stop: StopRequest) -> None:
         self._engine.lock.post(partial(self._engine.request_stop, self, stop))
 
@@ -209,15 +221,27 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self, ids: list[int], last: bool, num_bytes: int, num_tokens: int, rows: NDArray[np.float32] | None = None
     ) -> None:
         """Hands text to the engine, without waiting for its lock."""
-        if self._engine.lock.num_posted >= MAX_POSTED:
+        num_ids = len(ids) + (0 if rows is None else len(rows))
+        if not (num_ids or num_bytes or last):
+            return
+        if self._num_posted - self._num_added >= MAX_POSTED:
             raise Overloaded("too many texts wait for the engine", 1.0, "queue_full")
         self._accepts_text = not last
+        self._num_posted += 1
+        self._num_posted_ids += num_ids
 
         def add() -> None:
+            self._num_added += 1
+            self._num_added_ids += num_ids
             self.text_bytes += num_bytes
             self.text_tokens += num_tokens
-            if not self.awaits_text:
+            if self.awaits_text:
+                return
+            try:
                 self._engine.add_text(self, ids, last, rows)
+            except Exception as error:  # text must not be missing from the middle of the speech
+                log.exception("append failed stream=%d", self.id)
+                self._engine.request_stop(self, StopRequest("error", str(error)))
 
         self._engine.lock.post(add)
 

@@ -35,8 +35,12 @@ class StreamReader(ABC, Generic[Buffered]):
         """Called with the chunks that the reader took."""
 
     @abstractmethod
+    def _own(self, taken: Buffered) -> Chunk:
+        """A buffered chunk with samples of its own; called without the lock, because it may copy them."""
+
     def take(self, max_chunks: int) -> list[Chunk]:
         """At most this many of the buffered chunks, without waiting."""
+        return [self._own(chunk) for chunk in self.pop(max_chunks)]
 
     def pop(self, max_chunks: int) -> list[Buffered]:
         """The same as the buffer stores them."""
@@ -52,7 +56,7 @@ class StreamReader(ABC, Generic[Buffered]):
                 with self._ready:
                     if not self._ready.wait_for(self._has_data, timeout):
                         raise TimeoutError(f"no audio for {timeout} s")
-                taken = self._next()
+                taken = self._checked(self.pop(1))
                 if taken is None:
                     return
                 yield taken
@@ -64,17 +68,20 @@ class StreamReader(ABC, Generic[Buffered]):
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         loop, has_data = asyncio.get_running_loop(), asyncio.Event()
         self._call = lambda: loop.call_soon_threadsafe(has_data.set)
+        lock_timeout = LOCK_TIMEOUT
         try:
             while True:
                 has_data.clear()
                 if not self._has_data():
                     await has_data.wait()
                     continue
-                with try_lock(self._ready, LOCK_TIMEOUT) as locked:
-                    taken = self._next() if locked else None
+                with try_lock(self._ready, lock_timeout) as locked:
+                    popped = self.pop(1) if locked else []
                 if not locked:
+                    lock_timeout = 0.0
                     await asyncio.sleep(LOCK_RETRY)
                     continue
+                lock_timeout, taken = LOCK_TIMEOUT, self._checked(popped)
                 if taken is None:
                     return
                 yield taken
@@ -87,12 +94,14 @@ class StreamReader(ABC, Generic[Buffered]):
     def _has_data(self) -> bool:
         return bool(self._buffer) or self.result is not None
 
-    def _next(self) -> Chunk | None:
-        """The next chunk; None if another reader took the final one. Raises if the stream failed."""
-        taken = self.take(1)
-        if taken and taken[0].final and self.result is not None:
+    def _checked(self, popped: list[Buffered]) -> Chunk | None:
+        """The popped chunk; None if another reader took the final one. Raises if the stream failed."""
+        if not popped:
+            return None
+        taken = self._own(popped[0])
+        if taken.final and self.result is not None:
             self.result.check()
-        return taken[0] if taken else None
+        return taken
 
     def _notify(self) -> None:
         """Wakes the reader after a new chunk or the result."""

@@ -208,7 +208,7 @@ async def _accept_servers(
 async def _send_heartbeats(engine: InProcessEngine, supervisor: Connection, interval: float) -> None:
     while True:
         # A stream that waits for text or for its reader is in no step, so it never looks like a hang.
-        stats = await _ask(engine, engine.stats)
+        stats = await _call_locked(engine, engine.stats)
         if stats.get("broken"):
             log.critical("engine broken")
             os._exit(1)
@@ -218,19 +218,21 @@ async def _send_heartbeats(engine: InProcessEngine, supervisor: Connection, inte
         await asyncio.sleep(interval)
 
 
-async def _ask(engine: InProcessEngine, question: Callable[[], T]) -> T:
-    """The engine's answer, for which other tasks of the event loop do not wait."""
+async def _call_locked(engine: InProcessEngine, call: Callable[[], T]) -> T:
+    """Calls the engine once its lock is free; other tasks of the event loop run meanwhile."""
+    lock_timeout = LOCK_TIMEOUT
     while True:
-        with engine.try_lock(LOCK_TIMEOUT) as locked:
+        with engine.try_lock(lock_timeout) as locked:
             if locked:
-                return question()
+                return call()
+        lock_timeout = 0.0
         await asyncio.sleep(LOCK_RETRY)
 
 
 async def _report_load(
     engine: InProcessEngine, file: LoadFile, draining: asyncio.Event, collections: FullCollections
 ) -> None:
-    """Writes the load for all servers, which choose a replica by it; collects garbage while there are no streams."""
+    """Writes the load for all servers, which choose a replica by it; collects garbage if it is due."""
 
     def timed_load() -> tuple[EngineLoad, float]:
         """The load, and the CPU time in seconds that it has taken."""
@@ -238,7 +240,7 @@ async def _report_load(
         return engine.current_load(), time.thread_time() - started_at
 
     while True:
-        load, seconds = await _ask(engine, timed_load)
+        load, seconds = await _call_locked(engine, timed_load)
         started_at = time.thread_time()
         file.write(replace(load, draining=draining.is_set()))
         collections.collect_if_due(load.num_streams)
@@ -250,16 +252,18 @@ async def _report_load(
 async def _drain(engine: InProcessEngine, draining: asyncio.Event, supervisor: Connection, timeout: float) -> None:
     """After the signal to drain, waits for the running streams. Then the supervisor restarts the process."""
     await draining.wait()
-    load = await _ask(engine, engine.current_load)
-    log.info("engine draining", extra={"streams": load.num_streams, "timeout": timeout})
-    deadline = time.monotonic() + timeout
-    idle_since = time.monotonic()
-    while time.monotonic() < min(deadline, idle_since + DRAINED_SECONDS):
-        await asyncio.sleep(LOAD_INTERVAL)
-        load = await _ask(engine, engine.current_load)
-        if load.num_streams:
+    load: EngineLoad | None = None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            load = await _call_locked(engine, engine.current_load)
+            log.info("engine draining", extra={"streams": load.num_streams, "timeout": timeout})
             idle_since = time.monotonic()
-    log.info("engine drained", extra={"streams": load.num_streams})
+            while time.monotonic() < idle_since + DRAINED_SECONDS:
+                await asyncio.sleep(LOAD_INTERVAL)
+                load = await _call_locked(engine, engine.current_load)
+                if load.num_streams:
+                    idle_since = time.monotonic()
+    log.info("engine drained", extra={"streams": load.num_streams if load else "unknown"})
     with suppress(OSError):  # the supervisor has ended, and _watch_supervisor handles it
         supervisor.send(Drained())
 

@@ -22,7 +22,7 @@ from polyvox.engine.engine_lock import LOCK_RETRY, LOCK_TIMEOUT
 from polyvox.engine.interface import ChunkParts, InProcessEngine, Result, Stream
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.preparation import MAX_INLINE_CHARS, PreparationPool, TextWriter, as_polyvox_error
-from polyvox.errors import EngineDown
+from polyvox.errors import EngineDown, Overloaded
 from polyvox.ipc import messages
 from polyvox.ipc.audio_ring import AudioRing
 from polyvox.ipc.framing import FrameConnection
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_KEYS = 100_000  # that one server may hold counts of
+MAX_STATS_REQUESTS = 1024  # of one server that may wait for the engine's lock
 MAX_INLINE_BYTES = 2048  # of an encoded request that the loop may prepare itself: no recordings, no long texts
 
 
@@ -70,6 +71,8 @@ class WorkerConnection:
         self._deliveries: dict[int, _Delivery] = {}
         self._ids: dict[Stream, int] = {}  # of the streams in `_deliveries` that the engine has accepted
         self._replies: list[messages.Reply] = []
+        self._stats_requests: list[int] = []  # ids of those that wait for the engine's lock
+        self._lock_timeout = LOCK_TIMEOUT  # of the next attempt to take something from the engine
         self._acquired_keys: Counter[str] = Counter()
         self._progress = time.monotonic()  # when the ring was last empty, or the server last consumed from it
         self._stall_timer = self._loop.call_later(timeout, self._check_stalled)
@@ -102,9 +105,9 @@ class WorkerConnection:
             case messages.Cancel(id):
                 self._cancel(id)
             case messages.GetStats(id):
-                self._query(id, lambda: messages.StatsReply(id, self._engine.stats()))
+                self._get_stats(id)
             case messages.GetInfo(id):
-                self._query(id, lambda: messages.InfoReply(id, self._engine.info()))
+                self._get_info(id)
             case messages.Clone():
                 self._clone(message)
             case messages.AcquireKey():
@@ -186,11 +189,8 @@ class WorkerConnection:
             return  # the stream has ended
         if delivery.stream is None or delivery.writer is None:
             raise ValueError(f"text for stream {id}, which is not accepted yet")
-        if small and delivery.stream.awaits_text:
-            with self._engine.try_lock(0.0) as locked:
-                delivery.writer.write(bind(delivery.stream), small=locked)
-        else:
-            delivery.writer.write(bind(delivery.stream), small)
+        # The first text of a stream is prepared with its voice, and waits for admission control: in a thread.
+        delivery.writer.write(bind(delivery.stream), small and not delivery.stream.awaits_text)
 
     def _cancel(self, id: int) -> None:
         if (delivery := self._deliveries.get(id)) is None:
@@ -245,15 +245,28 @@ class WorkerConnection:
 
     # Messages to the server
 
-    def _query(self, id: int, answer: Callable[[], messages.Reply]) -> None:
-        """Replies with an answer of the engine, or with its error: streams of this server continue."""
-        with self._engine.try_lock(LOCK_TIMEOUT) as locked:
-            if not locked:
-                self._loop.call_later(LOCK_RETRY, self._query, id, answer)
-                return
-            try:
-                self._reply(answer())
-            except Exception as error:
+    def _get_info(self, id: int) -> None:
+        try:
+            self._reply(messages.InfoReply(id, self._engine.info()))
+        except Exception as error:  # streams of this server continue
+            self._reply_error(id, error)
+
+    def _get_stats(self, id: int) -> None:
+        """The statistics of the engine, as soon as its lock is free."""
+        if len(self._stats_requests) < MAX_STATS_REQUESTS:
+            self._stats_requests.append(id)
+            self._schedule_flush()
+        else:
+            self._reply_error(id, Overloaded("too many requests for statistics are pending", 1.0, "queue_full"))
+
+    def _send_stats(self) -> None:
+        """One call of the engine for all pending requests; the caller has the engine's lock."""
+        ids, self._stats_requests = self._stats_requests, []
+        try:
+            stats = self._engine.stats()
+            self._replies += [messages.StatsReply(id, stats) for id in ids]
+        except Exception as error:  # streams of this server continue
+            for id in ids:
                 self._reply_error(id, error)
 
     def _reply(self, reply: messages.Reply) -> None:
@@ -288,7 +301,7 @@ class WorkerConnection:
             self.frames.pause_reading()  # until the server reads: else replies would pile up
             return
         try:
-            is_locked = not self._outgoing and bool(self._ready) and not self._collect(self._take_ready())
+            is_locked = not self._collect()
             chunks, results = self._fill_ring()
             if self._replies or chunks or results:
                 replies, self._replies = self._replies, []
@@ -312,20 +325,28 @@ class WorkerConnection:
             ready |= dict.fromkeys(self._ready.popleft())
         return ready
 
-    def _collect(self, ready: Iterable[Stream]) -> bool:
-        """Takes chunks from streams, as far as their credit goes; False if the engine's lock is not free."""
+    def _collect(self) -> bool:
+        """Takes statistics and chunks of ready streams from the engine; False if its lock is not free."""
+        takes_chunks = bool(self._ready) and not self._outgoing
+        if not takes_chunks and not self._stats_requests:
+            return True
         found: list[tuple[int, _Delivery, Stream, Result | None]] = []
-        for stream in ready:
+        for stream in self._take_ready() if takes_chunks else ():
             if (id := self._ids.get(stream)) is not None:
                 delivery = self._deliveries[id]
                 # A cancelled or failed stream ends at once, however much its reader has left unread.
                 found.append((id, delivery, stream, _cut_short(delivery.result())))
+        # As far as the credit of each stream goes
         wanted = [(stream, 0 if ended else delivery.credit) for _, delivery, stream, ended in found]
-        with self._engine.try_lock(LOCK_TIMEOUT) as locked:
+        with self._engine.try_lock(self._lock_timeout) as locked:
+            self._lock_timeout = LOCK_TIMEOUT if locked else 0.0
             if not locked:
-                self._ready.appendleft([stream for stream, _ in wanted])
+                if wanted:
+                    self._ready.appendleft([stream for stream, _ in wanted])
                 return False
-            taken = self._engine.take_all(wanted)
+            taken = self._engine.take_all(wanted) if wanted else []
+            if self._stats_requests:
+                self._send_stats()
         for (id, delivery, stream, ended), chunks in zip(found, taken, strict=True):
             delivery.credit -= len(chunks)
             result = self._enqueue(id, delivery, stream, chunks) or ended

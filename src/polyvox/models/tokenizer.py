@@ -106,7 +106,9 @@ class TextTokenizer:
         """The ids of a pre-token: live text has few different ones, so most are found."""
         if (ids := self._known.get(pre_token)) is None:
             ids = tuple(self._encode(pre_token))
-            if len(self._known) < MAX_KNOWN and len(pre_token) <= MAX_KNOWN_CHARS:
+            if len(pre_token) <= MAX_KNOWN_CHARS:
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()  # the frequent ones soon return
                 self._known[pre_token] = ids
         return ids
 
