@@ -104,12 +104,14 @@ def record_codes(engine: LocalEngine) -> defaultdict[LocalStream, Codes]:
         owners[allocation.slot] = next(stream for stream in streams if stream.prepared is prepared)
         return assign(allocation, prepared)
 
-    def decoded(slots: Ints, first: Ints, frames: Ints, after_frames: bool = False) -> PendingAudio:
+    def decoded(
+        slots: Ints, first: Ints, frames: Ints, after_frames: bool = False, streams_beside: int = 0
+    ) -> PendingAudio:
         for slot, start, count in zip(slots.tolist(), first.tolist(), frames.tolist(), strict=True):
             codes = found[owners[slot]]
             assert len(codes) == start, "a frame is decoded once, in order"
             codes += ring[slot, torch.arange(start, start + count) % ring.shape[1]].tolist()
-        return decode(slots, first, frames, after_frames)
+        return decode(slots, first, frames, after_frames, streams_beside)
 
     runner.assign, runner.decode = assigned, decoded  # type: ignore[method-assign]
     return found

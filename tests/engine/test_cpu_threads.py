@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from polyvox.engine.cpu_threads import use_one_thread
+from polyvox.engine.cpu_threads import use_threads
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def three_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("three_threads")
 def test_only_the_thread_that_asks_for_it_computes_alone() -> None:
     def count_after_the_change() -> int:
-        use_one_thread()
+        use_threads(1)
         return torch.get_num_threads()
 
     with ThreadPoolExecutor(1) as changed, ThreadPoolExecutor(1) as started_later:

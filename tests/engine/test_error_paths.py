@@ -205,9 +205,9 @@ def test_trimming_does_not_depend_on_the_chunks(loaded: Loaded) -> None:
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     decode = engine._runner.decode
 
-    def silent_at_first(slots: Ints, firsts: Ints, counts: Ints, after_frames: bool = False) -> PendingAudio:
+    def silent_at_first(slots: Ints, firsts: Ints, counts: Ints, **options: Any) -> PendingAudio:
         """Replaces the audio by silence for a frame and three windows, then a tone."""
-        made = decode(slots, firsts, counts, after_frames)
+        made = decode(slots, firsts, counts, **options)
         for group in made.groups:
             for i, samples in zip(group.indices, group.samples.get(), strict=True):
                 at = np.arange(firsts[i] * 1920, (firsts[i] + counts[i]) * 1920)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocoder's side of a step: codes are moved to its device, and its delay and tail are handled."""
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -21,6 +22,7 @@ from polyvox.engine import engine as engine_module
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.model_runner import ModelRunner
+from polyvox.engine.pending import PendingAudio
 from polyvox.engine.stream_state import CHUNK_SIZES, RING_FRAMES
 from polyvox.engine.vocoder_runner import VocoderRunner
 from polyvox.errors import StreamFailed
@@ -255,6 +257,88 @@ def compare_copied_codes(speech: Qwen3TTSModel, config: EngineConfig, num_stream
         found = synthesise()
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+class GatedState(EchoVocoderState):
+    """Decodes in the thread in which it is called, once the test allows it."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__([torch.zeros(DELAY, dtype=torch.float64) for _ in range(num_slots)])
+        self.gate = threading.Event()
+        self.threads: list[str] = []
+        self.error: Exception | None = None
+
+    def decode(self, slots: Tensor, codes: Tensor) -> Tensor:
+        self.threads.append(threading.current_thread().name)
+        assert self.gate.wait(TIMEOUT)
+        if self.error is not None:
+            raise self.error
+        return super().decode(slots, codes)
+
+
+@pytest.fixture
+def gated() -> Iterator[tuple[VocoderRunner, GatedState]]:
+    """A runner beside a small generator on a CPU, with random codes of two slots."""
+    ring = torch.randint(0, 100, (3, RING_FRAMES, 2), generator=torch.Generator().manual_seed(1))
+    runner = VocoderRunner(EchoVocoder(), ring, max_streams=2, small_model=True, fixed_sizes=False)
+    runner.state = state = GatedState(2)
+    yield runner, state
+    state.gate.set()
+    runner.close()
+
+
+def decode_frame(runner: VocoderRunner, frame: int, streams_beside: int) -> PendingAudio:
+    return runner.decode(np.arange(2), np.full(2, frame), np.ones(2, np.int64), streams_beside=streams_beside)
+
+
+def test_a_decode_beside_frames_of_several_streams_does_not_block_and_is_before_later_ones(
+    gated: tuple[VocoderRunner, GatedState],
+) -> None:
+    runner, state = gated
+    codes = runner._ring.clone()
+    pending = [decode_frame(runner, frame, streams_beside=2) for frame in range(3)]
+    assert not any(each.ready for each in pending)
+    runner._ring.fill_(-1)  # the generator goes on; the codes of these calls were read
+    state.gate.set()
+    pending.append(decode_frame(runner, 3, streams_beside=0))
+    assert all(each.ready for each in pending)  # the last one has waited for the others
+    assert ["polyvox-vocoder" in name for name in state.threads] == [True, True, True, False]
+    for slot in range(2):
+        found = np.concatenate([cast(Samples, each.get()[slot]) for each in pending])
+        np.testing.assert_allclose(found[: 3 * SAMPLES_PER_FRAME - DELAY], expected_samples(codes[slot, :3])[:-TAIL])
+
+
+def test_frames_of_one_stream_are_too_short_to_decode_beside_them(gated: tuple[VocoderRunner, GatedState]) -> None:
+    runner, state = gated
+    state.gate.set()
+    assert decode_frame(runner, 0, streams_beside=1).ready
+    assert state.threads == [threading.current_thread().name]
+
+
+def test_the_error_of_a_decode_beside_frames_is_raised_with_its_audio(gated: tuple[VocoderRunner, GatedState]) -> None:
+    runner, state = gated
+    state.error = RuntimeError("no audio")
+    pending = decode_frame(runner, 0, streams_beside=2)
+    state.gate.set()
+    runner.wait()
+    assert pending.ready
+    with pytest.raises(RuntimeError, match="no audio"):
+        pending.get()
+
+
+def test_an_engine_ends_the_thread_of_its_vocoder(loaded: Loaded) -> None:
+    def vocoder_threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if "polyvox-vocoder" in thread.name]
+
+    before = len(vocoder_threads())
+    engine = LocalEngine(loaded("custom_voice", "float32").model, EngineConfig(max_streams=2))
+    try:
+        streams = [engine.submit(request(seed=seed, frames=12)) for seed in range(2)]
+        assert all(len(read_all(stream)) for stream in streams)
+        assert len(vocoder_threads()) == before + 1
+    finally:
+        engine.close()
+    assert len(vocoder_threads()) == before
 
 
 def test_the_scratch_slot_of_the_vocoder_keeps_its_position_at_the_start(loaded: Loaded) -> None:

@@ -181,6 +181,7 @@ def build_engine(settings: Settings) -> InProcessEngine:
     assert settings.model is not None
     torch.set_num_threads(1)
     generator_runner.Pending = vocoder_runner.Pending = SimulatedPending  # type: ignore[attr-defined]
+    model_runner.SMALL_MODEL = 0  # type: ignore[attr-defined] # a GPU's calls do not run in threads
     model_runner.ModelRunner.wait = lambda _: GPU.wait()  # type: ignore[method-assign, assignment]
     model = load_model(settings.model, LoadOptions(torch.device("cpu"), torch.float32))
     config = replace(settings.engine_config(), min_streams_to_pipeline=MIN_STREAMS_TO_PIPELINE)

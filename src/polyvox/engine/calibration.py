@@ -17,6 +17,7 @@ from polyvox.models.protocol import NO_ID, PromptRows
 
 NUM_CALLS, MAX_SECONDS = 6, 0.5  # of each measurement
 MIN_SLOPE = 1e-3  # of the one-stream time, per stream: a measured slope of 0 would promise unlimited capacity
+MIN_SHARE = 0.5  # of the time of frames and chunks one after the other: one of them takes at least half of it
 
 Call = Callable[[int], object]  # runs one call of the model with this many streams
 
@@ -35,8 +36,9 @@ def calibrate(runner: ModelRunner) -> CostModel:
     def frame(streams: int) -> None:
         runner.frame(np.arange(streams), np.ones(streams, np.int64), np.full(streams, next(positions)))
 
-    def decode(streams: int) -> None:
-        runner.decode(np.arange(streams), np.zeros(streams, np.int64), np.full(streams, chunk))
+    def decode(streams: int, beside: int = 0) -> None:
+        first = np.zeros(streams, np.int64)
+        runner.decode(np.arange(streams), first, np.full(streams, chunk), streams_beside=beside)
 
     def prefill(streams: int) -> None:
         runner.prefill([(slot, 0, prompt) for slot in range(streams)])
@@ -48,7 +50,18 @@ def calibrate(runner: ModelRunner) -> CostModel:
     progress.report("calibrate", 2, 3)
     prefill_seconds = _time(runner, prefill, max_prompts)
     progress.report("calibrate", 3, 3)
-    return CostModel(step, stream, prefill_seconds / (max_prompts * num_rows), codec, codec_chunk / chunk)
+    cost = CostModel(step, stream, prefill_seconds / (max_prompts * num_rows), codec, codec_chunk / chunk)
+    if runner.vocoder.overlaps_frames and max_chunks > 1:
+
+        def both(streams: int) -> None:
+            decode(streams, beside=streams)
+            frame(streams)
+
+        # Of several streams, frames and chunks are computed beside each other: the sum of both is their common time.
+        growing = _time(runner, both, max_chunks) - (cost.step + cost.codec)
+        share = max(growing / (max_chunks * (cost.stream + chunk * cost.codec_frame)), MIN_SHARE)
+        cost.stream, cost.codec_frame = share * cost.stream, share * cost.codec_frame
+    return cost
 
 
 def _fit_line(runner: ModelRunner, call: Call, max_streams: int) -> tuple[float, float]:

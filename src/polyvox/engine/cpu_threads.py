@@ -14,8 +14,8 @@ MIN_SHARED_FRAMES = 12  # of a call of a small model, from which on a second thr
 @contextmanager
 def threads_for(device: torch.device, small_model: bool, frames: int) -> Iterator[None]:
     """Runs small calls of a small model on a CPU in one thread, which is faster than sharing them."""
-    single = device.type == "cpu" and small_model and frames < MIN_SHARED_FRAMES
     before = torch.get_num_threads()
+    single = device.type == "cpu" and small_model and frames < MIN_SHARED_FRAMES and before > 1
     if single:
         torch.set_num_threads(1)
     try:
@@ -25,10 +25,10 @@ def threads_for(device: torch.device, small_model: bool, frames: int) -> Iterato
             torch.set_num_threads(before)  # the setting is global to the process
 
 
-def use_one_thread() -> None:
-    """Runs CPU operations of the calling thread in that thread alone; other threads keep their setting."""
+def use_threads(count: int) -> None:
+    """Runs CPU operations of the calling thread in this many threads; other threads keep their setting."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     # The last setting is also that of threads which start later, so another thread makes it the former one.
     restoring = threading.Thread(target=torch.set_num_threads, args=(before,))
     restoring.start()

@@ -23,7 +23,7 @@ from polyvox.engine.capacity import describe_capacity
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import HOST_FRAME_SECONDS, CostModel
-from polyvox.engine.cpu_threads import use_one_thread
+from polyvox.engine.cpu_threads import use_threads
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.engine_lock import LOCK_TIMEOUT, EngineLock, try_lock
 from polyvox.engine.in_flight import InFlightStep
@@ -247,7 +247,7 @@ class LocalEngine:
         if self._on_gpu:
             torch.cuda.set_device(self.model.generator.device)
             if self.model.vocoder.device.type == "cuda":
-                use_one_thread()  # all that is left for the CPU are small copies
+                use_threads(1)  # all that is left for the CPU are small copies
         self._runner = ModelRunner(self.model, self.config)
         self._runner.capture()
         cost = calibrate(self._runner)
@@ -318,6 +318,8 @@ class LocalEngine:
                 try:
                     self._end_all()
                 finally:
+                    if self._started.is_set():
+                        self._runner.close()
                     self._busy_since = None
                     self._started.set()
 
@@ -402,7 +404,7 @@ class LocalEngine:
         if prompts:  # first, because the frames wait for them
             runner.prefill(prompts)
         if len(plan.codec) and not runner.decode_blocks:
-            audio = runner.decode(plan.codec, first_frames, plan.codec_frames)
+            audio = runner.decode(plan.codec, first_frames, plan.codec_frames, streams_beside=len(plan.frame))
         if len(plan.frame):
             flags = runner.frame(plan.frame, plan.frame_counts, contexts)
         if first:

@@ -101,9 +101,11 @@ class ModelRunner:
         self.vocoder.upload()  # before the flags: once the host has them, the vocoder's slots are reset
         return self.generator.frame(slots, counts, contexts)
 
-    def decode(self, slots: Ints, first: Ints, frames: Ints, after_frames: bool = False) -> PendingAudio:
+    def decode(
+        self, slots: Ints, first: Ints, frames: Ints, after_frames: bool = False, streams_beside: int = 0
+    ) -> PendingAudio:
         """Samples of each slot: its first frame and number of frames; see VocoderRunner."""
-        return self.vocoder.decode(slots, first, frames, after_frames)
+        return self.vocoder.decode(slots, first, frames, after_frames, streams_beside)
 
     def flush(self, slot: int, frames: int) -> Audio | None:
         """The vocoder's samples after the last frame of a stream with this many frames; None: not finite."""
@@ -124,6 +126,10 @@ class ModelRunner:
         if self.model.generator.device.type == "cuda":
             torch.cuda.synchronize(self.model.generator.device)
         self.vocoder.wait()
+
+    def close(self) -> None:
+        """Ends the vocoder's thread, if it has one. Idempotent."""
+        self.vocoder.close()
 
     def memory(self) -> list[MemoryUsage]:
         """What uses the memory of the generator's device, and of the vocoder's if it is another one."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of a call on their way to the host."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,13 +37,29 @@ class Pending:
         return self._value.numpy()
 
 
+class PendingCall:
+    """The result of a call that another thread computes."""
+
+    def __init__(self, call: "Future[Pending]") -> None:
+        self._call = call
+
+    @property
+    def ready(self) -> bool:
+        """Whether `get` returns or raises without waiting."""
+        return self._call.done() and (self._call.exception() is not None or self._call.result().ready)
+
+    def get(self) -> NDArray[np.generic]:
+        """Waits for the result; raises the error of the call."""
+        return self._call.result().get()
+
+
 @dataclass(frozen=True, slots=True)
 class DecodedGroup:
     """The samples of the streams of one decode step that have the same chunk size."""
 
     indices: list[int]  # in the order of the step
     dropped: list[int] | None  # samples to drop at the start of each: the vocoder's delay, if it has one
-    samples: Pending
+    samples: Pending | PendingCall
     pcm: bool  # rows as `quantize` returns them, instead of float samples
 
 

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from polyvox.audio.pcm import Audio
+from polyvox.engine.call_thread import CallThread
 from polyvox.engine.cpu_threads import threads_for
 from polyvox.engine.graphs import VocoderGraphs, gather_codes
-from polyvox.engine.pending import DecodedGroup, Pending, PendingAudio
+from polyvox.engine.pending import DecodedGroup, Pending, PendingAudio, PendingCall
 from polyvox.engine.stream_arrays import Ints
 from polyvox.kernels.quantize import quantize
 from polyvox.models.protocol import Vocoder, VocoderContext
+
+MIN_STREAMS_BESIDE = 2  # of the frame call beside which a thread decodes
 
 
 class VocoderRunner:
@@ -22,6 +25,9 @@ class VocoderRunner:
 
     On the generator's device the vocoder gathers codes from the generator's ring itself, on a CUDA stream of its own.
     On another device they are gathered on the generator's device and copied through pinned memory.
+
+    Beside a small generator on a CPU, calls run in a thread of their own while the generator computes frames of several
+    streams; those of one stream are too short for that. Slots are assigned meanwhile: a call uses only its own.
     """
 
     def __init__(
@@ -48,15 +54,30 @@ class VocoderRunner:
         self.stream = torch.cuda.Stream(vocoder.device) if cuda else None  # of all calls
         # A decode waits for frame steps only if the host has not seen their flags.
         self._gather_stream = torch.cuda.Stream(ring.device) if ring.is_cuda and self._copies else None
+        self._thread: CallThread | None = None
+        if not cuda and not ring.is_cuda and small_model and not fixed_sizes:
+            self._thread = CallThread("polyvox-vocoder")
         self.graphs: VocoderGraphs | None = None
         if fixed_sizes:
             source = None if self._copies else ring
             self.graphs = VocoderGraphs(vocoder, self.state, source, ring.shape[2], max_streams, deterministic, pcm)
 
+    @property
+    def overlaps_frames(self) -> bool:
+        """Whether a decode computes beside frame calls that block."""
+        return self._thread is not None
+
     def wait(self) -> None:
         """Until all launched calls have completed."""
         if self.stream is not None:
             torch.cuda.synchronize(self.vocoder.device)
+        if self._thread is not None:
+            self._thread.wait()
+
+    def close(self) -> None:
+        """Ends the thread of the calls, if there is one. Idempotent."""
+        if self._thread is not None:
+            self._thread.close()
 
     def assign(self, slot: int, context: VocoderContext | None) -> None:
         """Resets a slot to the start of a stream, or to the end of a reference recording, from `upload` on."""
@@ -73,10 +94,13 @@ class VocoderRunner:
             for slot in slots:
                 self.state.poison(slot)
 
-    def decode(self, slots: Ints, first: Ints, frames: Ints, after_frames: bool = False) -> PendingAudio:
+    def decode(
+        self, slots: Ints, first: Ints, frames: Ints, after_frames: bool = False, streams_beside: int = 0
+    ) -> PendingAudio:
         """Samples of each slot: its first frame and number of frames; the frame steps that made them have completed.
 
         after_frames: they have not; the call waits on the device for all frame calls launched so far.
+        streams_beside: the number of streams in the frame call that is launched next.
         """
         self.upload()
         if after_frames:
@@ -86,8 +110,7 @@ class VocoderRunner:
             indices = np.flatnonzero(frames == count)
             group, starts = slots[indices], first[indices]
             source: Ints | Tensor = self._copy_codes(group, starts, count) if self._copies else starts
-            with self._on_stream():
-                samples = Pending(self._decode(group, count, source))
+            samples = self._launch(group, count, source, streams_beside >= MIN_STREAMS_BESIDE)
             dropped = None
             if self.vocoder.delay_samples:
                 size = self.vocoder.samples_per_frame
@@ -97,6 +120,8 @@ class VocoderRunner:
 
     def flush(self, slot: int, frames: int) -> Audio | None:
         """The samples after the last frame of a stream with this many frames; waits for them. See PendingAudio.get."""
+        if self._thread is not None:
+            self._thread.wait()
         with self._on_stream():
             samples = self.state.flush(self._indices(np.array([slot])))
             pending = Pending(quantize(samples) if self._pcm else samples)
@@ -104,18 +129,31 @@ class VocoderRunner:
         (found,) = PendingAudio([DecodedGroup([0], [dropped], pending, self._pcm)]).get()
         return found
 
-    def _decode(self, slots: Ints, frames: int, source: Ints | Tensor) -> Tensor:
-        if self.graphs is not None:
-            return self.graphs.decode(slots, frames, source)
-        with threads_for(self.vocoder.device, self._small, frames * len(slots)):
-            indices = self._indices(slots)
-            if not isinstance(source, Tensor):
-                source = gather_codes(self._ring, indices, self._indices(source), frames)
+    def _launch(self, slots: Ints, frames: int, source: Ints | Tensor, beside: bool) -> Pending | PendingCall:
+        """A call for chunks of one size; source: their codes, or the first frame of each in the ring.
+
+        beside: in a thread, if there is one.
+        """
+        with self._on_stream():
+            if self.graphs is not None:
+                return Pending(self.graphs.decode(slots, frames, source))
+            indices, codes = self._indices(slots), source
+            if not isinstance(codes, Tensor):  # before the generator writes to the ring again
+                codes = gather_codes(self._ring, indices, self._indices(codes), frames)
+            if self._thread is None:
+                return Pending(self._decode(indices, codes))
+        if beside:
+            return PendingCall(self._thread.launch(lambda: Pending(self._decode(indices, codes))))
+        self._thread.wait()
+        return Pending(self._decode(indices, codes))
+
+    def _decode(self, slots: Tensor, codes: Tensor) -> Tensor:
+        with threads_for(self.vocoder.device, self._small, codes.shape[0] * codes.shape[1]):
             if self._one_by_one:
-                rows = [self.state.decode(indices[i : i + 1], source[i : i + 1]) for i in range(len(slots))]
+                rows = [self.state.decode(slots[i : i + 1], codes[i : i + 1]) for i in range(len(slots))]
                 samples = torch.cat(rows)
             else:
-                samples = self.state.decode(indices, source)
+                samples = self.state.decode(slots, codes)
             return quantize(samples) if self._pcm else samples
 
     def _copy_codes(self, slots: Ints, first: Ints, frames: int) -> Tensor:
