@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from conftest import Loaded
+from engine.held_lock import holding
 from engine.synthesis import TIMEOUT, read_all, request, solo_samples, text_rows, wait_for_end
+from polyvox.engine import engine as engine_module
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Result, Stream
@@ -198,6 +200,18 @@ def test_a_closed_tts_raises_engine_down(speech: Qwen3TTSModel) -> None:
     tts.close()
     with pytest.raises(EngineDown, match="Load the model again"):
         tts.say("hello")
+
+
+def test_a_request_to_an_engine_that_hangs_fails_after_a_timeout(
+    speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "SUBMIT_TIMEOUT", 0.01)
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
+    try:
+        with holding(engine.lock), pytest.raises(EngineDown, match=r"has not responded within 0\.01 s"):
+            engine.submit(Request("hello", "serena", seed=1))
+    finally:
+        engine.close()
 
 
 def test_trimming_does_not_depend_on_the_chunks(loaded: Loaded) -> None:

@@ -104,9 +104,10 @@ def test_neither_text_nor_its_end_nor_a_cancel_waits_for_the_engines_lock(steppe
         stream.finish_text()
         with pytest.raises(InvalidRequest, match="whose text is not finished"):
             stream.append("and on ")
-        cancelled.cancel()
+        for _ in range(3):
+            cancelled.cancel()
         assert holder.is_alive()
-        assert stepped.lock.num_posted == 3
+        assert stepped.lock.num_posted == 3  # a text, its end, a cancel
         assert text_is_open(stream)
     assert not text_is_open(stream)
     assert len(stream.text) + stream.text_end > text

@@ -48,6 +48,7 @@ from polyvox.models.request import ClonedVoice, Request
 
 log = logging.getLogger(__name__)
 
+SUBMIT_TIMEOUT = 30.0  # seconds for which a request waits for the engine's lock; longer only if the engine hangs
 CLOSE_TIMEOUT = 10.0  # seconds for the step in flight when the engine is closed
 MAX_FAILURES = 3  # consecutive failed steps before the engine stops
 
@@ -101,8 +102,9 @@ class LocalEngine:
         The request is prepared here, in the caller's thread. on_ready is called from the engine's thread, without its
         lock, with all streams of the same callback that have new chunks or their result.
         """
-        stream = self._submit(request, on_ready, lock_timeout=-1)
-        assert stream is not None
+        stream = self._submit(request, on_ready, SUBMIT_TIMEOUT)
+        if stream is None:
+            raise EngineDown(f"the engine has not responded within {SUBMIT_TIMEOUT:g} s", retry_after=SUBMIT_TIMEOUT)
         return stream
 
     def submit_inline(self, request: Request, on_ready: OnReady | None = None) -> LocalStream | None:

@@ -94,6 +94,7 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         self._tokenizer = tokenizer
         self._text_lock = threading.Lock()  # one append at a time; acquired before the engine's lock
         self._accepts_text = request.live  # False once the end of the text is posted; then text_open follows
+        self._stop_posted = False
         # Texts that were posted to the engine's lock, and their ids and rows; guarded by _text_lock
         self._num_posted = self._num_posted_ids = 0
         # Those of them that were applied; guarded by the engine's lock
@@ -207,7 +208,9 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
         return len(self.text) + self._num_posted_ids - self._num_added_ids
 
     def _post_stop(self, stop: StopRequest) -> None:
-        self._engine.lock.post(partial(self._engine.request_stop, self, stop))
+        if not self._stop_posted:  # the first one counts
+            self._stop_posted = True
+            self._engine.lock.post(partial(self._engine.request_stop, self, stop))
 
     def _enqueue(self, prepared: PreparedRequest, num_bytes: int, num_tokens: int) -> None:
         """Queues the stream with its first text. The caller waits for the engine's lock, and for its decision."""
