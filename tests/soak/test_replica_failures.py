@@ -23,7 +23,6 @@ NUM_CLIENTS = 3
 NUM_SEEDS = 4
 TOLERANCE = 8  # of 16-bit samples
 NUM_KILLS = int(os.environ.get("SOAK_REPLICA_KILLS", "6"))
-TEXT = "Hello there. This is a test."
 LONG_TEXT = "This sentence is repeated many times, so that its speech takes a while. " * 40
 
 
@@ -46,8 +45,9 @@ def all_ready(server: ServerProcess) -> bool:
     return len(found) == NUM_REPLICAS and all(one["status"] == "ready" for one in found)
 
 
-def body(seed: int, text: str = TEXT) -> dict[str, Any]:
-    return {"input": text, "seed": seed, "response_format": "pcm"}
+def body(seed: int, text: str | None = None) -> dict[str, Any]:
+    """By default a text of its own for each seed, so that no two of them have equal audio."""
+    return {"input": text or f"Hello there. This is test {seed + 1}.", "seed": seed, "response_format": "pcm"}
 
 
 def assert_equal(audio: bytes, expected: bytes) -> None:
