@@ -22,10 +22,11 @@ def save_parts(tensors: dict[str, Tensor], folder: Path, name: str) -> None:
         parts[-1][key] = value
     for number, part in enumerate(parts):
         save_file(part, folder / f".{name}-{number}")
-    for path in folder.glob(f"{name}-*.safetensors"):
+    written = [folder / f"{name}-{number}.safetensors" for number in range(len(parts))]
+    for number, path in enumerate(written):  # replaced one by one: a killed process leaves no part missing
+        (folder / f".{name}-{number}").replace(path)
+    for path in set(folder.glob(f"{name}-*.safetensors")).difference(written):
         path.unlink()
-    for number in range(len(parts)):
-        (folder / f".{name}-{number}").replace(folder / f"{name}-{number}.safetensors")
 
 
 def load_parts(folder: Path, name: str) -> dict[str, Tensor]:

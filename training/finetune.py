@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tune the decoder adversarially, half of the time on codes that the talker predicts.
+"""Continue the vocoder's training on codes, half of which the talker predicts.
 
-    python -m training.finetune --work DIR --codec DIR --pool pool.npz --talker DIR --minutes 3
+    python -m training.finetune --work DIR --codec DIR --pool pool.npz --talker DIR --minutes 3 [--run-minutes 7]
 
 Codes 0 and 1 are always the encoder's, so that codes and samples have the same phonemes, pitch and phase. In half of
-the segments, codes 2 and up are the talker's, predicted with dropout. --codec holds codes.npz and the decoder, which is
-replaced, and receives finetune.jsonl.
+the segments, codes 2 and up are the talker's, predicted with dropout. --codec holds codes.npz, the decoder, which is
+replaced, and the state of the vocoder, whose discriminators continue; it receives finetune.jsonl and
+finetune-state-*.safetensors, from which a later run resumes.
 """
 
 import argparse
@@ -13,36 +14,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyvox import kernels
-from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
-from training.adversarial import AdversarialLoss
 from training.batches import Batch, Batches, row_count
-from training.codec import read_codes, trained_parameters
-from training.export import load_decoder
-from training.files import save_parts
-from training.graph import CapturedStep
+from training.files import load_parts
 from training.layers import replace_layers
 from training.layout import NUM_CODEBOOKS, SAMPLING, voice_files
 from training.losses import read
-from training.optimizer import adam, set_learning_rate, synchronize
 from training.pool import Pool
-from training.schedule import Clock, Log, rate
-from training.speech_data import Segments, Sound, load_sound, without_margin
 from training.talker import LENGTHS, load_talker
-from training.units import FRAME
-from training.vocoder import SEGMENT, SKIPPED
+from training.vocoder import STATE, VocoderTraining, add_arguments, set_up
 
 PEAK_RATE = 2e-4
-AVERAGE = 0.998  # of the decoder's weights
-RISE = 300  # steps until the discriminators have their full weight
-PREDICTED = 0.5  # share of segments with codes of the talker
 NUM_ALIGNED = 2  # codes of a frame that stay the encoder's
 PASSES = 2  # the first pass reads the encoder's codes, the second the codes of the first
-LOG_SECONDS, CHECK = 15.0, 10
 
 
 @torch.no_grad()
@@ -84,101 +72,53 @@ def talker_codes(talker: Talker, batch: Batch, num_given: int) -> Tensor:
     return following[known]
 
 
-class DecoderFinetuning:
-    """The decoder, its discriminators and one training step of both."""
+class DecoderFinetuning(VocoderTraining):
+    """The vocoder's training on two variants of the codes: the encoder's, and those that the talker predicts."""
 
-    def __init__(self, sound: Sound, codes: Tensor, decoder: CodecDecoder, batch: int) -> None:
-        """codes: [variants, frames, NUM_CODEBOOKS]; variant 0 is the encoder's."""
-        device = codes.device
-        self.sound, self.codes, self.batch, self.device = sound, codes, batch, device
-        self.decoder = decoder.to(device)
-        self.segments = Segments(sound, SEGMENT)
-        self.adversarial = AdversarialLoss(device)
-        self.parameters = trained_parameters(decoder)
-        self.optimizer = adam(self.parameters, PEAK_RATE, device)
-        self.average = [parameter.detach().clone() for parameter in self.parameters]
-        self.columns = torch.arange(SEGMENT, device=device)
+    name, state_name = "finetune", "finetune-state"
+    variants = ("encoded", "predicted")
+    adversarial_rate = PEAK_RATE
+    first_part = 1.0
 
-    def decode(self, starts: Tensor, variants: Tensor) -> Tensor:
-        """Samples of the segments that start at these frames, from these variants of their codes."""
-        codes = self.codes[variants[:, None], starts[:, None] + self.columns]
-        return self.decoder(codes, self.decoder.initial_state(len(starts)))[0][:, SKIPPED * FRAME :]
+    def add_predicted(self, codes: Tensor) -> None:
+        """Take the talker's codes [frames, NUM_CODEBOOKS] in half of the segments from codes."""
+        self.codes = torch.cat([self.codes, codes[None]])
 
-    def target(self, starts: Tensor) -> Tensor:
-        return without_margin(self.segments.samples(starts))[:, SKIPPED * FRAME :]
-
-    def step(self) -> None:
-        starts = self.segments.draw(self.batch)
-        variants = (torch.rand(self.batch, device=self.device) < PREDICTED).long() * (len(self.codes) - 1)
-        self.optimizer.zero_grad(set_to_none=True)
-        made = self.decode(starts, variants)
-        made.backward(self.adversarial.gradient(made, self.target(starts)))
-        nn.utils.clip_grad_norm_(self.parameters, 5.0)
-        self.optimizer.step()
-        torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - AVERAGE)
-
-    @torch.no_grad()
-    def validate(self) -> dict[str, float]:
-        """Spectral distance on held-out speech, from the encoder's codes and from predicted ones."""
-        starts = self.sound.validation
-        target, distance = self.target(starts), self.adversarial.spectral
-        return {
-            f"valid_{name}": float(distance(self.decode(starts, torch.full_like(starts, variant)), target))
-            for variant, name in zip(range(len(self.codes)), ("encoded", "predicted"), strict=False)
-        }
-
-    def run(self, minutes: float, log: Log) -> None:
-        log(phase="finetune", step=0, **self.validate())
-        run = CapturedStep(self.step, self.device)
-        clock, number, logged = Clock(minutes), 0, 0.0
-        while not clock.over:
-            fall = rate(1.0, number, clock.part, floor=0.1)
-            set_learning_rate(self.optimizer, PEAK_RATE * fall)
-            self.adversarial.schedule(fall, 1.0, min(1.0, number / RISE))
-            run()
-            number += 1
-            if number % CHECK == 0:
-                synchronize(self.device)
-                if clock.seconds - logged > LOG_SECONDS:
-                    logged = clock.seconds
-                    log(phase="finetune", step=number, **self.adversarial.values(), **self.validate())
-        with torch.no_grad():
-            for parameter, mean in zip(self.parameters, self.average, strict=True):
-                parameter.copy_(mean)
-        log(phase="finetuned", step=number, **self.validate())
+    def start(self) -> None:
+        """Continue from the saved state, or with the discriminators of the vocoder's training, if there are any."""
+        super().start()
+        vocoder = load_parts(self.arguments.codec, STATE)
+        if not self.seconds and vocoder:
+            self.resume(vocoder)
+            self.seconds = 0.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("work", "codec", "pool", "talker"):
+    add_arguments(parser, minutes=3.0, from_features=0.0)
+    for name in ("pool", "talker"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=3.0)
-    parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--rows", type=int, default=16_384, help="rows of one talker batch")
+    parser.set_defaults(spectral_steps=0)
     arguments = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.benchmark_limit = 4
-    torch.manual_seed(1)
+    device = set_up()
     with kernels.disabled():
-        finetune(arguments, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        finetune(arguments, device)
 
 
 def finetune(arguments: argparse.Namespace, device: torch.device) -> None:
+    training = DecoderFinetuning(arguments, device)
     pool, config = Pool.load(arguments.pool), parse_config(voice_files(SAMPLING))
-    sound = load_sound(arguments.work, SEGMENT, device)
-    true = read_codes(arguments.codec, sound.index).astype(np.int64)
-    talker, decoder = Talker(config), load_decoder(arguments.codec)
+    talker = Talker(config)
     load_talker(talker, arguments.talker)
     replace_layers(talker)  # with dropout
     talker.to(device)
-    codes = torch.from_numpy(true).to(device)
-    predicted = predict(talker, Batches(pool, config, device), pool, sound.index, arguments.rows)
-    log = Log(arguments.codec / "finetune.jsonl")
-    same = (predicted == codes).float().mean(0).tolist()
-    log(phase="predicted", **{f"same_{book}": value for book, value in enumerate(same)})
-    DecoderFinetuning(sound, torch.stack([codes, predicted]), decoder, arguments.batch).run(arguments.minutes, log)
-    save_parts(decoder.state_dict(), arguments.codec, "decoder")
+    predicted = predict(talker, Batches(pool, config, device), pool, training.sound.index, arguments.rows)
+    same = (predicted == training.codes[0]).float().mean(0).tolist()
+    training.log(phase="predicted", **{f"same_{book}": value for book, value in enumerate(same)})
+    training.add_predicted(predicted)
+    training.start()
+    training.train(arguments.minutes, arguments.run_minutes)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 WARM_UP_STEPS = 200
+DONE = "done"  # phase of the last line of a log when the time budget is used up
 MAX_GAP = 15.0  # seconds between two readings of a clock; a longer gap is a pause of the process
 
 

@@ -34,5 +34,20 @@ def test_fewer_files_replace_all_earlier_ones(tmp_path: Path, monkeypatch: pytes
     assert load_parts(tmp_path, "state").keys() == {"one"}
 
 
+def test_an_interrupted_save_leaves_no_tensor_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FILE_BYTES", 40)
+    save_parts({str(number): torch.zeros(8) for number in range(5)}, tmp_path, "state")
+
+    def interrupted(path: Path, target: Path) -> Path:
+        raise KeyboardInterrupt(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_parts({str(number): torch.ones(8) for number in range(5)}, tmp_path, "state")
+    found = load_parts(tmp_path, "state")
+    assert len(found) == 5
+    assert not any(value.any() for value in found.values())
+
+
 def test_a_folder_without_files_gives_no_tensors(tmp_path: Path) -> None:
     assert load_parts(tmp_path, "state") == {}

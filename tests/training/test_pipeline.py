@@ -42,8 +42,30 @@ def test_a_voice_is_restored_once_and_its_vocoder_starts_with_discriminators(
     assert (tmp_path / "out" / decoder.name).read_bytes() == decoder.read_bytes()
     decoder.write_bytes(b"trained further")
     run(monkeypatch, tmp_path, "--from-checkpoint", str(EMBEDDED_VOICE), "--minutes", "vocoder=7")
-    assert commands["vocoder"][-3:] == ["--minutes", "7.0", "--spectral-steps=0"]
+    assert commands["vocoder"][-4:] == ["--minutes", "7.0", "--spectral-steps=0", "--from-features=0.25"]
     assert decoder.read_bytes() == b"trained further"
+    assert "finetune" in commands
+    assert "talker" not in commands
+
+
+def test_a_stage_that_ends_with_the_run_continues_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: dict[str, list[str]]
+) -> None:
+    log = tmp_path / "work/codec/vocoder.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"phase": "saved"}\n')
+    given = ("--only", "codec,vocoder,pool", "--run-minutes")
+    run(monkeypatch, tmp_path, *given, "1")
+    assert set(commands) == {"codec"}  # the vocoder would not get beyond its start
+    run(monkeypatch, tmp_path, *given, "9")
+    assert set(commands) == {"codec", "vocoder"}
+    at = commands["vocoder"].index("--run-minutes")
+    assert 8 < float(commands["vocoder"][at + 1]) < 9
+    commands.clear()
+    log.write_text(log.read_text() + '{"phase": "done"}\n')
+    run(monkeypatch, tmp_path, *given, "9")
+    assert set(commands) == {"vocoder", "pool"}
+    assert "--run-minutes" not in commands["pool"]
 
 
 def test_completed_stages_are_skipped(

@@ -2,23 +2,28 @@
 """Training of codec and vocoder on a small corpus: what each stage changes, and what a later run resumes from."""
 
 import argparse
+import itertools
+import json
 import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from training import layout
+from training.adversarial import SHARES
 from training.codec import CodecTraining, encode, feature_parameters, read_codes
 from training.corpus import TimedUtterance
 from training.files import load_parts
+from training.finetune import PEAK_RATE, DecoderFinetuning
 from training.held_out import reconstruct
 from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, RESIDUAL_SIZE
 from training.pool import CODES_FILE
-from training.schedule import WARM_UP_STEPS
+from training.schedule import DONE, WARM_UP_STEPS
 from training.units import FRAME, UNITS_PER_FRAME
 from training.vocoder import ADVERSARIAL_RATE, CHECK, SAVE_SECONDS, STATE, VocoderTraining
 
@@ -78,13 +83,31 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def vocoder(corpus: Path, trained: Path, spectral_steps: int = 1) -> VocoderTraining:
+def vocoder(
+    corpus: Path, trained: Path, spectral_steps: int = 1, batch: int = 2, from_features: float = 0.5
+) -> VocoderTraining:
     torch.manual_seed(0)
-    return VocoderTraining(argparse.Namespace(work=corpus, codec=trained, batch=2, spectral_steps=spectral_steps), CPU)
+    given = {"spectral_steps": spectral_steps, "batch": batch, "from_features": from_features}
+    return VocoderTraining(argparse.Namespace(work=corpus, codec=trained, **given), CPU)
+
+
+def finetuning(corpus: Path, folder: Path) -> DecoderFinetuning:
+    """Fine-tuning with other codes 2 than the encoder's."""
+    torch.manual_seed(0)
+    given = {"spectral_steps": 0, "batch": 8, "from_features": 0.0}
+    training = DecoderFinetuning(argparse.Namespace(work=corpus, codec=folder, **given), CPU)
+    predicted = training.codes[0].clone()
+    predicted[:, 2] = (predicted[:, 2] + 1) % RESIDUAL_SIZE
+    training.add_predicted(predicted)
+    return training
+
+
+def phases(path: Path) -> list[str]:
+    return [json.loads(line)["phase"] for line in path.read_text().splitlines()]
 
 
 class CountingClock:
-    """Each reading of the time is SAVE_SECONDS later, so each validation is followed by saving; there are about 4."""
+    """Each reading of the time is SAVE_SECONDS later: each validation between steps is followed by saving; about 4."""
 
     total = 4 * CHECK * SAVE_SECONDS
 
@@ -102,7 +125,7 @@ class CountingClock:
 
     @property
     def over(self) -> bool:
-        return self._seconds >= self.total
+        return self.seconds >= self.total
 
 
 def test_every_frame_has_codes_within_their_codebooks(trained: Path) -> None:
@@ -165,6 +188,7 @@ def test_a_decoder_without_state_continues_with_new_discriminators_at_once(
     corpus: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.vocoder.Clock", CountingClock)
+    monkeypatch.setattr("training.vocoder.LEAD", 10)
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(f"{STATE}-*"))
     training = vocoder(corpus, tmp_path, spectral_steps=0)
     step, rates, shares, distances = training.step, [], [], iter((1.0, 1.0, math.nan))
@@ -182,11 +206,107 @@ def test_a_decoder_without_state_continues_with_new_discriminators_at_once(
     assert training.adversarial.values()["discriminators"] > 0
     assert rates[0] == pytest.approx(ADVERSARIAL_RATE / WARM_UP_STEPS, rel=0.01)
     assert rates[1] == pytest.approx(2 * rates[0], rel=0.01)
-    assert shares[0] == 0.0
+    assert not any(shares[:11])  # the discriminators learn first
+    assert shares[11] > 0
     assert shares[:40] == sorted(shares[:40])
     assert training.recovery.rate_factor == 0.5  # after the third validation
-    assert rates[3 * CHECK] < rates[0]
+    assert rates[2 * CHECK] < rates[0]
     assert load_parts(tmp_path, STATE)["progress"][0] == len(rates)
+
+
+def test_a_run_ends_in_time_and_a_later_one_completes_the_training(
+    corpus: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.vocoder.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(f"{STATE}-*"))
+    drawn: list[list[int]] = []
+    for run_minutes in (0.5, math.inf):
+        monkeypatch.setattr("training.vocoder.Clock", CountingClock)
+        training = vocoder(corpus, tmp_path, spectral_steps=0)
+        training.start()
+        drawn.append([])
+
+        def draw(training: VocoderTraining = training) -> None:
+            drawn[-1] += training.segments.draw(4).tolist()
+
+        monkeypatch.setattr(training, "step", draw)
+        monkeypatch.setattr(training, "validate", lambda: {"valid_true": 1.0})
+        training.train(minutes=1.0, run_minutes=run_minutes)
+        assert (DONE in phases(tmp_path / "vocoder.jsonl")) == (run_minutes == math.inf)
+    assert len(drawn[0]) == 4 * 29  # a reading of the time before each step, the first at the start
+    assert training.steps == len(drawn[0] + drawn[1]) // 4
+    assert drawn[0][:20] != drawn[1][:20]  # other segments
+
+
+class StepReached(Exception):
+    """Ends a step."""
+
+
+@pytest.mark.parametrize(("from_features", "num_coded"), [(0.5, 4), (0.25, 6), (0.0, 8)])
+def test_the_rest_of_a_batch_is_from_codes(
+    corpus: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, from_features: float, num_coded: int
+) -> None:
+    training = vocoder(corpus, trained, batch=8, from_features=from_features)
+
+    def coded_features(starts: torch.Tensor, variants: torch.Tensor) -> torch.Tensor:
+        raise StepReached(len(starts), variants.tolist())
+
+    monkeypatch.setattr(training, "coded_features", coded_features)
+    with pytest.raises(StepReached) as reached:
+        training.step()
+    assert reached.value.args == (num_coded, [0] * num_coded)
+
+
+def test_finetuning_reads_the_codes_of_encoder_and_talker(
+    corpus: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = finetuning(corpus, trained)
+    valid = training.validate()
+    assert valid.keys() == {"valid_encoded", "valid_predicted"}  # nothing is trained on the teacher's features
+    assert valid["valid_encoded"] != valid["valid_predicted"]
+
+    def coded_features(starts: torch.Tensor, variants: torch.Tensor) -> torch.Tensor:
+        raise StepReached(len(starts), set(variants.tolist()))
+
+    monkeypatch.setattr(training, "coded_features", coded_features)
+    with pytest.raises(StepReached) as reached:
+        training.step()
+    assert reached.value.args == (training.batch, {0, 1})
+
+
+def test_finetuning_continues_with_the_discriminators_of_the_vocoder_and_then_with_its_own(
+    corpus: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.vocoder.Clock", CountingClock)
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(f"{STATE}-*"))
+    before = vocoder(corpus, tmp_path)
+    before.steps, before.seconds = 5_000, 900.0
+    critics = list(before.adversarial.discriminators.parameters())
+    with torch.no_grad():
+        critics[0].fill_(0.25)
+    before.save()
+
+    training = finetuning(corpus, tmp_path)
+    training.start()
+    assert (training.steps, training.seconds) == (5_000, 0.0)
+    assert bool((next(training.adversarial.discriminators.parameters()) == 0.25).all())
+    rates, shares = [], []
+
+    def step() -> None:
+        rates.append(training.optimizer.param_groups[0]["lr"])
+        shares.append(float(training.adversarial.shares["adversarial"]))
+
+    monkeypatch.setattr(training, "step", step)
+    monkeypatch.setattr(training, "validate", lambda: {"valid_true": 1.0})
+    training.train(minutes=1.0, run_minutes=math.inf)
+    assert rates[0] == pytest.approx(PEAK_RATE / WARM_UP_STEPS, rel=0.01)
+    assert set(shares) == {SHARES["adversarial"][1]}
+    assert phases(tmp_path / "finetune.jsonl")[-1] == DONE
+
+    later = finetuning(corpus, tmp_path)
+    later.start()
+    assert (later.steps, later.seconds) == (5_000 + len(rates), training.seconds)
+    assert load_parts(tmp_path, STATE)["progress"][0] == 5_000
 
 
 def test_diverged_training_continues_from_good_weights_and_never_saves_diverged_ones(
