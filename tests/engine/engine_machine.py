@@ -301,9 +301,11 @@ class EngineMachine(RuleBasedStateMachine):
             late = [(client, cut) for client, moment, cut in limits if moment < engine.now]
             for client, cut in late:
                 client.causes.add(cut)
+            # A player that waits for more tokens starts with those it has before its wait for text times out.
+            due = [(each, cut) for each, cut in late if cut != "text" or each.stream.text_end <= each.stream.started]
         if idle:
             engine.advance()
-            for client, cut in late:
+            for client, cut in due:
                 assert client.stream.result is not None, f"{cut}: the timeout did not fire"
                 assert client.stream.result.finish_reason == "error"
 
