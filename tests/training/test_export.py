@@ -22,11 +22,11 @@ from polyvox.text.phonemes import ALPHABET, phonemize
 from polyvox.tts import EMBEDDED_VOICE
 from reference.cases import Case, Utterance
 from toy_pool import random_pool
+from toy_talker import random_talker
 from training.batches import Batches
 from training.export import export
 from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, SAMPLING, initialise, voice_files
 from training.losses import read
-from training.talker import scale_for_depth
 from training.tokens import load_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -36,10 +36,7 @@ TEXT = "Good morning, my neighbor has 3 cats."
 
 @pytest.fixture(scope="module")
 def talker() -> Talker:
-    torch.manual_seed(0)
-    talker = Talker(parse_config(voice_files(SAMPLING)))
-    initialise(talker)
-    scale_for_depth(talker)
+    talker = random_talker()
     with torch.no_grad():
         talker.half().float()  # the precision of the file
     return talker.eval()

@@ -10,20 +10,16 @@ import torch
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from toy_pool import random_pool
+from toy_talker import random_talker
 from training.batches import Batches
 from training.finetune import predict
-from training.layout import SAMPLING, initialise, voice_files
+from training.layout import SAMPLING, voice_files
 from training.schedule import BestValue, rate
-from training.talker import scale_for_depth
 
 
 @pytest.fixture(scope="module")
 def talker() -> Talker:
-    torch.manual_seed(0)
-    talker = Talker(parse_config(voice_files(SAMPLING)))
-    initialise(talker)
-    scale_for_depth(talker)
-    return talker
+    return random_talker()
 
 
 def test_predicted_codes_stay_aligned_with_the_audio(talker: Talker) -> None:

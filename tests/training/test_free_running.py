@@ -11,14 +11,14 @@ from polyvox import kernels
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from toy_pool import random_pool
+from toy_talker import random_talker
 from training.batches import IGNORED, Batches
 from training.corpus import Phonemes
 from training.encoder import PHONEMES, SpeechEncoder
 from training.free_running import Found, find, generate, possible_phonemes, report, spoken
-from training.layout import CODE_0_SIZE, CODE_DIM, NUM_CODEBOOKS, RESIDUAL_SIZE, SAMPLING, initialise, voice_files
+from training.layout import CODE_0_SIZE, CODE_DIM, NUM_CODEBOOKS, RESIDUAL_SIZE, SAMPLING, voice_files
 from training.losses import predict_codes, read
 from training.symbols import to_ids
-from training.talker import scale_for_depth
 from training.units import UNITS_PER_FRAME
 
 CONFIG = parse_config(voice_files(SAMPLING))
@@ -27,11 +27,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def talker() -> Talker:
-    torch.manual_seed(0)
-    talker = Talker(CONFIG)
-    initialise(talker)
-    scale_for_depth(talker)
-    return talker.eval()
+    return random_talker().eval()
 
 
 @torch.no_grad()

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.talker import Talker
 from toy_pool import random_pool
+from toy_talker import random_talker
 from training.batches import IGNORED, Batch, Batches
 from training.guide import GuidedAttention, guide_loss
-from training.layout import SAMPLING, initialise, voice_files
+from training.layout import SAMPLING, voice_files
 from training.losses import causal, code_0_loss, read, residual_loss
-from training.talker import scale_for_depth
 
 CONFIG = parse_config(voice_files(SAMPLING))
 FRAMES = (8, 6)
@@ -21,11 +21,7 @@ FRAMES = (8, 6)
 
 @pytest.fixture(scope="module")
 def talker() -> Talker:
-    torch.manual_seed(0)
-    talker = Talker(CONFIG)
-    initialise(talker)
-    scale_for_depth(talker)
-    return talker
+    return random_talker()
 
 
 def rows(entries: list[int], live: bool = False) -> Batch:

@@ -7,12 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from polyvox.models.qwen3_tts.config import parse_config
-from polyvox.models.qwen3_tts.talker import Talker
 from polyvox.tts import EMBEDDED_VOICE
-from training.layout import NUM_CODEBOOKS, SAMPLING, initialise, voice_files
+from toy_talker import random_talker
+from training.layout import NUM_CODEBOOKS
 from training.reconstruction import TeacherForcedTalker
-from training.talker import scale_for_depth
 
 FRAMES, CHANGED = 20, 8
 TEXT = "We ran out of milk."
@@ -21,10 +19,7 @@ TEXT = "We ran out of milk."
 @pytest.fixture(scope="module")
 def prompted(tmp_path_factory: pytest.TempPathFactory) -> TeacherForcedTalker:
     folder: Path = tmp_path_factory.mktemp("talker")
-    torch.manual_seed(0)
-    talker = Talker(parse_config(voice_files(SAMPLING)))
-    initialise(talker)
-    scale_for_depth(talker)
+    talker = random_talker()
     save_file(
         {name: value.contiguous() for name, value in talker.state_dict().items()}, folder / "talker-0.safetensors"
     )
