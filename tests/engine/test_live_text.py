@@ -15,8 +15,10 @@ from engine.held_lock import holding
 from engine.stepped_engine import SteppedEngine
 from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_samples, wait_for_end
 from polyvox.engine import stream_manager
+from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
+from polyvox.engine.interface import Chunk
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.errors import InvalidRequest, Overloaded, StreamFailed
@@ -173,6 +175,29 @@ def test_text_that_cannot_be_added_ends_its_stream(stepped: SteppedEngine, caplo
     assert stream.result is not None
     assert (stream.result.finish_reason, stream.result.error) == ("error", "no memory")
     assert "append failed" in caplog.text
+
+
+def test_a_reader_in_an_event_loop_copies_audio_without_the_engines_lock(
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[bool] = []
+    owned = BufferedChunk.owned
+
+    def recorded(chunk: BufferedChunk) -> Chunk:
+        locked.append(stepped.lock._is_owned())
+        return owned(chunk)
+
+    monkeypatch.setattr(BufferedChunk, "owned", recorded)
+
+    async def main() -> None:
+        stream = stepped.submit(request("on and on", guard=False, frames=8))
+        await asyncio.to_thread(stepped.advance)
+        await asyncio.wait_for(anext(aiter(stream)), TIMEOUT)
+        stream.cancel()
+        await asyncio.to_thread(stepped.advance)
+
+    asyncio.run(main())
+    assert locked == [False]
 
 
 def test_a_reader_in_an_event_loop_does_not_wait_for_the_engines_lock(stepped: SteppedEngine) -> None:
