@@ -44,12 +44,17 @@ class AdversarialLoss:
             share = first + part * (last - first)
             self.shares[name].fill_(share * rise if name == "adversarial" else share)
 
-    def gradient(self, made: Tensor, target: Tensor, adversarial: bool = True) -> Tensor:
-        """Train the discriminators on [B,N] samples and return the balanced gradient with respect to `made`."""
+    def gradient(
+        self, made: Tensor, target: Tensor, adversarial: bool = True, exactness: Tensor | None = None
+    ) -> Tensor:
+        """Train the discriminators on [B,N] samples and return the balanced gradient with respect to `made`.
+
+        exactness [B]: factors of the spectral gradient, by default 1.
+        """
         leaf = made.detach().requires_grad_()
         losses = {"spectral": self.spectral(leaf, target)}
         if adversarial:
-            features = self._discriminate(target, leaf.detach())
+            features = self._discriminate(torch.cat([target, leaf.detach()]))
             with half_precision(self.device):
                 self.discriminators.requires_grad_(False)
                 score, matching = self.discriminators.generator_losses(features, leaf)
@@ -60,15 +65,17 @@ class AdversarialLoss:
             (slope,) = torch.autograd.grad(loss, leaf)
             norm, running = slope.norm(), self.norms[name]
             running.copy_(torch.where(running > 0, torch.lerp(norm, running, DECAY), norm))
-            total += slope * (self.shares[name] * self.norms["spectral"] / (running + 1e-12))
+            slope = slope * (self.shares[name] * self.norms["spectral"] / (running + 1e-12))
+            total += slope if exactness is None or name != "spectral" else exactness[:, None] * slope
             self.seen[name].copy_(loss.detach())
         return total
 
-    def _discriminate(self, target: Tensor, made: Tensor) -> list[list[Tensor]]:
+    def _discriminate(self, samples: Tensor) -> list[list[Tensor]]:
+        """Train the discriminators on real samples and as many made ones; the features of the real ones."""
         with half_precision(self.device):
             self.discriminators.requires_grad_(True)
             self.optimizer.zero_grad(set_to_none=True)
-            loss, features = self.discriminators.losses(target, made)
+            loss, features = self.discriminators.losses(samples)
         loss.backward()
         nn.utils.clip_grad_norm_(self.discriminators.parameters(), 5.0)
         self.optimizer.step()

@@ -27,6 +27,7 @@ from training.teacher import Teacher
 from training.units import FRAME, SAMPLE_RATE, UNITS_PER_FRAME, cut, first_unit, num_frames, without_tones
 
 VOICES = ("af_heart", "am_michael")
+LEVELS = (-1.05, 1.05)  # dB by which the voices are changed: then both have the same loudness (ITU-R BS.1770)
 STYLES, TIMBRE = 256, 128  # size of a style, and of its first part, which only the synthesis reads
 TIMBRE_LENGTH = 100  # phoneme count whose timbre all texts have
 MAX_PHONEMES = 200
@@ -321,7 +322,8 @@ class Worker:
                 steps = np.stack([_resized(utterance.advance, frames) for utterance in utterances])
                 sounds = self.teacher.sound(*given, torch.from_numpy(steps.astype(np.int64)))
                 for utterance, start, samples in zip(utterances, starts, sounds, strict=True):
-                    yield utterance, to_int16(cut(samples, int(start), len(utterance.advance))).cpu().numpy()
+                    kept = cut(samples, int(start), len(utterance.advance))
+                    yield utterance, to_int16(kept, int(self.phonemes.voices[utterance.text])).cpu().numpy()
 
     def _style(self, group: list[int]) -> Tensor:
         voices = torch.from_numpy(self.phonemes.voices[group].astype(np.int64))
@@ -337,9 +339,10 @@ def read_styles(teacher: Path) -> Tensor:
     return styles
 
 
-def to_int16(samples: Tensor) -> Tensor:
-    """Samples without the teacher's tones, as they are stored."""
-    return (without_tones(samples).clamp(-1, 1) * 32767).round().to(torch.int16)
+def to_int16(samples: Tensor, voice: int) -> Tensor:
+    """Samples as they are stored: without the teacher's tones, and as loud as those of the other voice."""
+    level = 10 ** (LEVELS[voice] / 20)
+    return ((level * without_tones(samples)).clamp(-1, 1) * 32767).round().to(torch.int16)
 
 
 def timed(text: int, durations: np.ndarray, advance: np.ndarray, loudness: np.ndarray) -> TimedUtterance:

@@ -2,10 +2,13 @@
 """Multi-period and multi-resolution STFT discriminators."""
 
 import itertools
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from training.graph import side_by_side
 
 PERIODS = (2, 3, 5, 7, 11)
 RESOLUTIONS = (2048, 1024, 512)
@@ -68,24 +71,33 @@ class Discriminators(nn.Module):
         self.all.extend(SpectrogramDiscriminator(size) for size in RESOLUTIONS)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def forward(self, samples: Tensor) -> list[DiscriminatorOutput]:
-        return [discriminator(samples) for discriminator in self.all]
+    def losses(self, samples: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+        """Least-squares discriminator loss on [2B,N] samples, and the features of the first half, the real ones.
 
-    def losses(self, real: Tensor, made: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
-        """Least-squares discriminator loss on samples [B,N], and the features of the real ones; `made` is detached."""
-        count = len(real)
-        outputs = self(torch.cat([real, made]))
-        terms = [
-            (1 - score[:count].float()).square().mean() + score[count:].float().square().mean() for score, _ in outputs
-        ]
-        return torch.stack(terms).mean(), [[one[:count].detach() for one in features] for _, features in outputs]
+        `samples` must be kept until the backward pass has ended: it runs on several streams.
+        """
+        found = side_by_side([partial(_own_loss, one, samples) for one in self.all], samples.device)
+        return torch.stack([loss for loss, _ in found]).mean(), [features for _, features in found]
 
     def generator_losses(self, targets: list[list[Tensor]], made: Tensor) -> tuple[Tensor, Tensor]:
         """The generator's adversarial loss and its distance to the features of the real samples."""
-        adversarial, matching = [], []
-        for features, (score, same) in zip(targets, self(made), strict=True):
-            adversarial.append((1 - score.float()).square().mean())
-            for a, b in zip(features, same, strict=True):
-                a, b = a.float(), b.float()
-                matching.append((a - b).abs().mean() / (a.abs().mean() + 1e-3))
-        return torch.stack(adversarial).mean(), torch.stack(matching).mean()
+        pairs = zip(self.all, targets, strict=True)
+        found = side_by_side([partial(_generator_loss, one, wanted, made) for one, wanted in pairs], made.device)
+        adversarial, matching = (torch.stack(terms).mean() for terms in zip(*found, strict=True))
+        return adversarial, matching
+
+
+def _own_loss(discriminator: nn.Module, samples: Tensor) -> tuple[Tensor, list[Tensor]]:
+    count = len(samples) // 2
+    score, features = discriminator(samples)
+    loss = (1 - score[:count].float()).square().mean() + score[count:].float().square().mean()
+    return loss, [one[:count].detach() for one in features]
+
+
+def _generator_loss(discriminator: nn.Module, wanted: list[Tensor], made: Tensor) -> tuple[Tensor, Tensor]:
+    score, features = discriminator(made)
+    distances = [
+        (a.float() - b.float()).abs().mean() / (a.float().abs().mean() + 1e-3)
+        for a, b in zip(wanted, features, strict=True)
+    ]
+    return (1 - score.float()).square().mean(), torch.stack(distances).mean()

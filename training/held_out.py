@@ -17,6 +17,7 @@ from torch import nn
 from polyvox import kernels
 from polyvox.audio.pcm import to_pcm
 from training.codec import latent, load_encoder
+from training.contrast import Flattening
 from training.corpus import Phonemes, read_audio, read_timings
 from training.encoder import FRAMES_BEFORE
 from training.export import load_decoder
@@ -46,7 +47,7 @@ def reconstruct(arguments: argparse.Namespace, device: torch.device) -> None:
     texts, phonemes = (arguments.work / "texts.txt").read_text().splitlines(), Phonemes(arguments.work)
     encoder = load_encoder(arguments.codec).to(device)
     decoder = load_decoder(arguments.codec).to(device).eval()
-    mel, acoustic = LogMel().to(device), AcousticFeatures().to(device)
+    mel, acoustic, flatten = LogMel().to(device), AcousticFeatures().to(device), Flattening().to(device)
     timings, audio = read_timings(arguments.work, "speech"), read_audio(arguments.work)
     ends = np.cumsum(timings.frames)
     made: dict[str, list[list[tuple[str, np.ndarray]]]] = {}
@@ -61,7 +62,7 @@ def reconstruct(arguments: argparse.Namespace, device: torch.device) -> None:
         units, source = frames.windows(torch.arange(count, device=device))[None], frames.source[None]
         true = acoustic(mel(wave[None]), source[..., FRAMES_BEFORE])
         free = decoder.config.latent_dim - true.shape[1]
-        sounds = {"teacher": wave, "features": waveform(decoder, nn.functional.pad(true, (0, 0, 0, free)))[0]}
+        sounds = {"teacher": wave, "features": waveform(decoder, nn.functional.pad(flatten(true), (0, 0, 0, free)))[0]}
         for books in arguments.codebooks:
             coded = encoder(units, source, torch.tensor([books], device=device))
             x = latent(decoder, coded.first, coded.rest)

@@ -10,8 +10,8 @@ stages resume: workers append, vocoder and finetune keep their state, the talker
 
 --from-checkpoint continues the training of an exported voice's decoder, by default of the embedded one, in half an
 hour. It needs only corpus/phonemes.npz and the teacher: training.restore writes the rest from the checkpoint and
-training/state. The codec only encodes, because other codes would be of no use to the talker, and the talker is not
-trained; the vocoder begins with new discriminators. An interrupted run is continued by the same command. With
+training/state. The codec only encodes, because other codes would be of no use to the talker, which is not trained; the
+vocoder begins with new discriminators. An interrupted run is continued by the same command. With
 --run-minutes, vocoder and finetune end in time, and no stage starts shortly before the end.
 """
 
@@ -31,16 +31,16 @@ from training.schedule import DONE
 
 # Time budget of a stage in minutes on one H200; other stages run to their end. Loading, compilation and capture are
 # hardly counted: about a minute each for vocoder, talker and finetune.
-MINUTES = {"durations": 3.0, "speech": 4.0, "codec": 3.0, "vocoder": 20.0, "talker": 6.0, "finetune": 3.0}
-CONTINUED_MINUTES = {"durations": 1.0, "speech": 2.0, "codec": 0.0, "vocoder": 12.0, "talker": 5.0, "finetune": 2.5}
-STAGES: tuple[str, ...] = ("durations", "speech", "codec", "vocoder", "pool", "talker", "finetune")
-CONTINUED_STAGES = tuple(stage for stage in STAGES if stage != "talker")
+MINUTES = {"durations": 3.0, "speech": 4.0, "codec": 3.0, "vocoder": 15.0, "finetune": 8.0, "talker": 6.0}
+CONTINUED_MINUTES = MINUTES | {"durations": 1.0, "speech": 2.0, "codec": 0.0, "vocoder": 9.5, "finetune": 5.0}
+STAGES: tuple[str, ...] = ("durations", "speech", "codec", "vocoder", "finetune", "pool", "talker")
+CONTINUED_STAGES = STAGES[: STAGES.index("pool")]
 # Without a talker to train, texts are needed for speech only: a block of each worker (training.corpus), which has
-# enough texts of equal length. Codes are what the decoder reads when it is served, so most segments are from codes.
+# enough texts of equal length.
 CONTINUED_EXTRA = {
     "durations": ["--limit=30000", "--workers=7"],
     "speech": ["--workers=7"],
-    "vocoder": ["--spectral-steps=0", "--from-features=0.25"],
+    "vocoder": ["--spectral-steps=0"],
 }
 RESUMED = ("vocoder", "finetune")  # stages that end in time and continue in a later run
 MIN_MINUTES = 2.0  # that must be left of a run when such a stage starts: loading and capture take one
@@ -74,7 +74,7 @@ class Run:
             "vocoder": ["vocoder", "--work", corpus, "--codec", codec],
             "pool": ["pool", "--corpus", corpus, "--codes", codec, "--tokenizer", tokens, "--out", pool],
             "talker": ["talker", "--pool", pool, "--out", talker],
-            "finetune": ["finetune", "--work", corpus, "--codec", codec, "--pool", pool, "--talker", talker],
+            "finetune": ["finetune", "--work", corpus, "--codec", codec],
         }
         module, *rest = given[stage]
         if stage in self.minutes:

@@ -3,8 +3,8 @@
 
     python -m training.reconstruction --teacher DIR --codec DIR --asr DIR [--talker DIR --tokenizer DIR] [--samples DIR]
 
-Without a talker, this measures the codec alone. With a talker, also: codes 1 and up by the talker, which reads its own;
-and all codes by the talker, teacher-forced.
+Without a talker, this measures the codec alone. With a talker, also code 2 and all codes by the talker, teacher-forced.
+Teacher-forced codes 1 do not continue each other's phase, so all codes by the talker have more noise than its speech.
 """
 
 import argparse
@@ -23,9 +23,8 @@ from training.batches import Batches, row_count
 from training.codec import encode, load_encoder
 from training.corpus import VOICES, Timings, read_styles, timed
 from training.export import load_decoder
-from training.finetune import talker_codes
 from training.layout import CODE_0_SIZE, SAMPLING, voice_files
-from training.losses import read
+from training.losses import predict_codes, read
 from training.pool import Packing, Utterance
 from training.rates import error_rate
 from training.sentences import TEST
@@ -81,8 +80,13 @@ class TeacherForcedTalker:
         batch = batches.rows(torch.zeros(1, dtype=torch.int64), live, ~live, int(row_count(pool)[0]))
         hidden = read(talker, batch, batch.frames)[batch.following[..., 0] >= 0]
         first = talker.codec_head(hidden)[:, :CODE_0_SIZE].argmax(-1)
-        rest = talker.code_predictor(hidden, talker.model.codec_embedding(first), lambda _, x: x.argmax(-1))
-        return {"rest by talker": talker_codes(talker, batch, 1), "all by talker": torch.cat([first[:, None], rest], 1)}
+        own = torch.cat([first[:, None], predict_codes(talker, hidden, first)], 1)
+
+        def draw(book: int, scores: Tensor) -> Tensor:  # book 0 is that of code 1
+            return scores.argmax(-1) if book else codes[:, 1]
+
+        last = talker.code_predictor(hidden, talker.model.codec_embedding(codes[:, 0]), draw)
+        return {"code 2 by talker": torch.cat([codes[:, :1], last], 1), "all by talker": own}
 
 
 @torch.no_grad()

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mel filters, and a multi-resolution distance of log-mel spectra."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.graph import side_by_side
 from training.units import SAMPLE_RATE
 
 # window, hop, mel bands
@@ -36,11 +39,13 @@ class SpectralLoss(nn.Module):
             self.register_buffer(f"mels_{size}", mel_bank(size, bands), persistent=False)
 
     def forward(self, made: Tensor, wanted: Tensor) -> Tensor:
-        distance = made.new_zeros(())
-        for size, hop, _ in SCALES:
-            a, b = (self._log_mel(samples, size, hop) for samples in (made, wanted))
-            distance = distance + F.l1_loss(a, b)
-        return distance / len(SCALES)
+        """`wanted` must be kept until the backward pass has ended: it runs on several streams."""
+        parts = [partial(self._distance, made, wanted, size, hop) for size, hop, _ in SCALES]
+        return torch.stack(side_by_side(parts, made.device)).mean()
+
+    def _distance(self, made: Tensor, wanted: Tensor, size: int, hop: int) -> Tensor:
+        a, b = (self._log_mel(samples, size, hop) for samples in (made, wanted))
+        return F.l1_loss(a, b)
 
     def _log_mel(self, samples: Tensor, size: int, hop: int) -> Tensor:
         window, bank = getattr(self, f"window_{size}"), getattr(self, f"mels_{size}")

@@ -89,6 +89,7 @@ class Sound:
     frames: np.ndarray  # of each utterance
     index: np.ndarray  # of each utterance's text
     training: Tensor  # frames at which a training segment may start
+    utterances: Tensor  # those of them at which an utterance starts
     validation: Tensor
 
 
@@ -105,12 +106,14 @@ def load_sound(work: Path, segment: int, device: torch.device) -> Sound:
     validation = starts[touched == reach][:: max(1, int((touched == reach).sum()) // 64)][:64]
     if not len(validation):
         validation = starts[touched > 0][:64]
+    training = starts[touched == 0]
     return Sound(
         torch.from_numpy(samples).to(device),
         corpus_frames(Phonemes(work), timings, device),
         frames,
         timings.texts,
-        torch.from_numpy(starts[touched == 0]).to(device),
+        torch.from_numpy(training).to(device),
+        torch.from_numpy(np.intersect1d(training, np.cumsum(frames))).to(device),
         torch.from_numpy(validation).to(device),
     )
 
@@ -124,9 +127,10 @@ class Segments:
         self._frames = torch.arange(frames, device=device)
         self._samples = torch.arange((frames + 2 * MARGIN) * FRAME, device=device)
 
-    def draw(self, count: int) -> Tensor:
-        choice = torch.randint(len(self.sound.training), (count,), device=self._frames.device)
-        return self.sound.training[choice]
+    def draw(self, count: int, at_start: int = 0) -> Tensor:
+        """Frames at which segments start; the first `at_start` of them are the first frames of utterances."""
+        kinds = ((self.sound.utterances, at_start), (self.sound.training, count - at_start))
+        return torch.cat([x[torch.randint(len(x), (n,), device=x.device)] for x, n in kinds if n])
 
     def inputs(self, starts: Tensor) -> tuple[Tensor, Tensor]:
         """The encoder's input: windows of units, and code 1 of neighbouring frames."""

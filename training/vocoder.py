@@ -3,18 +3,20 @@
 
     python -m training.vocoder --work DIR --codec DIR --minutes 20 [--run-minutes 7]
 
-A part of each batch has the features of the teacher's audio (features.py), the rest those that the decoder makes of
-codes. The first stage has the spectral loss only and trains the convolutional layers, the second has discriminators and
-trains the whole decoder. When training diverges, it continues from earlier weights at half of the learning rate
-(recovery.py). --work holds the corpus, --codec the output of training.codec; it receives the new decoder, vocoder.jsonl
-(losses) and state-*.safetensors, from which a later run resumes; diverged weights are never written. Without a state,
---spectral-steps 0 continues a trained decoder with new discriminators. The codes do not change. Once a talker is
-trained, training.finetune trains the decoder further.
+The convolutional layers are trained on the features of the teacher's audio (features.py): first with the spectral loss
+only, then with discriminators. They read no channels that only codes have, and sharpen what they read (contrast.py).
+When training diverges, it continues from earlier weights at half of the learning rate (recovery.py).
+
+--work holds the corpus, --codec the output of training.codec; it receives the new decoder, vocoder.jsonl (losses) and
+state-*.safetensors, from which a later run resumes; diverged weights are never written. Without a state,
+--spectral-steps 0 continues a trained decoder with new discriminators. The codes do not change. training.finetune then
+trains the whole decoder on codes.
 """
 
 import argparse
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +25,11 @@ from torch import Tensor, nn
 
 from polyvox import kernels
 from training.adversarial import AdversarialLoss
-from training.codec import read_codes, trained_parameters
+from training.codec import read_codes
+from training.contrast import Flattening
 from training.export import load_decoder
 from training.fast_decoder import features, waveform
-from training.features import COLUMNS, AcousticFeatures, LogMel
+from training.features import COLUMNS, AcousticFeatures, LogMel, ignore_free_channels
 from training.files import load_parts, save_parts
 from training.graph import CapturedStep
 from training.optimizer import adam, restart, set_learning_rate, synchronize
@@ -40,9 +43,9 @@ SKIPPED = 2  # frames at the start of a segment that have no loss
 SPECTRAL_STEPS = 6_500  # steps before the discriminators start
 LEAD = 300  # steps of new discriminators before the decoder receives their gradient
 RISE = 600  # steps until their gradient has its full weight
-FROM_FEATURES = 0.5  # share of a batch; the rest is from codes
+START_ROWS, START = 2, 240  # segments at the start of an utterance, and their samples that have a loss of their own
+START_WEIGHT = 20.0  # of this loss; its gradient then has a seventh of the norm of the spectral one
 SPECTRAL_RATE, ADVERSARIAL_RATE, FLOOR_RATE = 1e-3, 3e-4, 0.1
-FEATURES = 5.0  # weight of the distance of features from codes
 AVERAGE = 0.999  # of the decoder's weights
 RESUMED_STEP = 1000.0  # of an optimizer whose second moments are kept
 STATE = "state"
@@ -53,9 +56,9 @@ class VocoderTraining:
     """The decoder, its discriminators and their steps; the state is saved and resumed."""
 
     name, state_name = "vocoder", STATE
-    variants: tuple[str, ...] = ("coded",)  # of the codes, in the log
     adversarial_rate = ADVERSARIAL_RATE
     first_part = 0.0  # of the schedule of the shares of gradients (adversarial.py)
+    seen: tuple[str, ...] = ("start",)  # losses in the log beside those of adversarial.py
 
     def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
         self._began = time.monotonic()
@@ -63,60 +66,76 @@ class VocoderTraining:
         self.sound = load_sound(arguments.work, SEGMENT, device)
         self.segments = Segments(self.sound, SEGMENT)
         codes = read_codes(arguments.codec, self.sound.index)
-        self.codes = torch.from_numpy(codes.astype(np.int64)).to(device)[None]  # [variants, frames, NUM_CODEBOOKS]
-        self.decoder = load_decoder(arguments.codec).to(device)
+        self.codes = torch.from_numpy(codes.astype(np.int64)).to(device)  # [frames, NUM_CODEBOOKS]
         self.mel, self.acoustic = LogMel().to(device), AcousticFeatures().to(device)
+        self.flatten = Flattening().to(device)
+        self.decoder = load_decoder(arguments.codec).to(device)
+        ignore_free_channels(self.decoder, self.acoustic.num_channels)
         self.adversarial = AdversarialLoss(device)
-        self.parameters = trained_parameters(self.decoder)
+        self.parameters = self.trained()
         self.optimizer = adam(self.parameters, SPECTRAL_RATE, device)
         self.average = [p.detach().clone() for p in self.parameters]
         self.recovery = Recovery([*self.average, *self.adversarial.discriminators.parameters()])
-        self.distance = torch.zeros((), device=device)  # of the features from codes
+        self.distances = {name: torch.zeros((), device=device) for name in self.seen}
         self.valid: dict[str, float] = {}  # distances of the last validation
         self.steps, self.seconds = 0, 0.0
         self.log = Log(arguments.codec / f"{self.name}.jsonl")
 
-    def true_features(self, starts: Tensor) -> Tensor:
-        """Features of the teacher's audio [B,latent_dim,columns]; the free channels are zero."""
-        mel = self.mel(self.segments.samples(starts))[..., MARGIN * COLUMNS : -MARGIN * COLUMNS]
-        known = self.acoustic(mel, self.segments.source(starts))
-        return nn.functional.pad(known, (0, 0, 0, self.decoder.config.latent_dim - known.shape[1]))
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that change."""
+        return list(self.decoder.decoder.parameters())
 
-    def coded_features(self, starts: Tensor, variants: Tensor) -> Tensor:
-        """Features that the decoder makes of these variants of the codes."""
-        codes = self.codes[variants[:, None], starts[:, None] + torch.arange(SEGMENT, device=self.device)]
-        return features(self.decoder, self.decoder.quantizer(codes))
+    def true_features(self, starts: Tensor) -> Tensor:
+        """Features of the teacher's audio [B,channels,columns]."""
+        mel = self.mel(self.segments.samples(starts))[..., MARGIN * COLUMNS : -MARGIN * COLUMNS]
+        return self.acoustic(mel, self.segments.source(starts))
+
+    def coded_features(self, starts: Tensor) -> Tensor:
+        """Features that the decoder makes of codes, without the free channels."""
+        codes = self.codes[starts[:, None] + torch.arange(SEGMENT, device=self.device)]
+        return features(self.decoder, self.decoder.quantizer(codes))[:, : self.acoustic.num_channels]
 
     def decode(self, x: Tensor) -> Tensor:
-        """Samples after the first frames, whose history is missing."""
-        return waveform(self.decoder, x)[:, SKIPPED * FRAME :]
+        """All samples of a segment; the free channels are zero."""
+        return waveform(self.decoder, nn.functional.pad(x, (0, 0, 0, self.decoder.config.latent_dim - x.shape[1])))
 
     def target(self, starts: Tensor) -> Tensor:
-        return without_margin(self.segments.samples(starts))[:, SKIPPED * FRAME :]
+        return without_margin(self.segments.samples(starts))
 
     def spectral_step(self) -> None:
-        """Without discriminators; the layers before the features do not change."""
+        """Without discriminators."""
         self.step(adversarial=False)
 
     def step(self, adversarial: bool = True) -> None:
+        starts = self.segments.draw(self.batch, START_ROWS)
+        self.update(starts, self.flatten(self.true_features(starts)), adversarial)
+
+    def update(
+        self,
+        starts: Tensor,
+        x: Tensor,
+        adversarial: bool,
+        other_losses: Sequence[Tensor] = (),
+        exactness: Tensor | None = None,
+    ) -> None:
+        """Update the weights by the losses of the samples that the decoder makes of features x [B,channels,columns].
+
+        The first START_ROWS segments begin where utterances do, as streams do: their first samples are near silence.
+        exactness: see AdversarialLoss.gradient.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        starts, first = self.segments.draw(self.batch), int(self.batch * self.arguments.from_features)
-        variants = torch.randint(len(self.codes), (self.batch - first,), device=self.device)
-        wanted = self.true_features(starts)
-        with torch.set_grad_enabled(adversarial):
-            coded = self.coded_features(starts[first:], variants)
-        made = self.decode(torch.cat([wanted[:first], coded]))
-        gradient = self.adversarial.gradient(made, self.target(starts), adversarial)
-        known = self.acoustic.num_channels
-        distance = self.acoustic.loss(coded[..., SKIPPED * COLUMNS :], wanted[first:, :known, SKIPPED * COLUMNS :])
-        if adversarial:
-            torch.autograd.backward([made, FEATURES * distance], [gradient, None])
-        else:
-            made.backward(gradient)
+        made, target = self.decode(x), self.target(starts)
+        gradient = torch.zeros_like(made)
+        gradient[:, SKIPPED * FRAME :] = self.adversarial.gradient(
+            made[:, SKIPPED * FRAME :], target[:, SKIPPED * FRAME :], adversarial, exactness
+        )
+        first = nn.functional.l1_loss(made[:START_ROWS, :START], target[:START_ROWS, :START])
+        losses = [START_WEIGHT * first, *other_losses]
+        torch.autograd.backward([made, *losses], [gradient, *[None] * len(losses)])
         nn.utils.clip_grad_norm_(self.parameters, 2.0)
         self.optimizer.step()
         torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - AVERAGE)
-        self.distance.copy_(distance.detach())
+        self.distances["start"].copy_(first.detach())
 
     def train(self, minutes: float, run_minutes: float) -> None:
         """Train for `minutes` in all; save the state from time to time.
@@ -129,7 +148,7 @@ class VocoderTraining:
         clock, logged, saved = Clock(minutes, before), 0.0, 0.0
         while time.monotonic() - self._began < 60 * run_minutes and not clock.over:
             if self.steps == spectral_steps:
-                began = self.steps  # the learning rate rises again: the first layers have not been trained yet
+                began = self.steps  # the learning rate rises again
             fall = rate(self.recovery.rate_factor, self.steps - began, clock.part, floor=FLOOR_RATE)
             set_learning_rate(self.optimizer, (SPECTRAL_RATE if self.spectral else self.adversarial_rate) * fall)
             rise = min(1.0, max(0.0, (self.steps - spectral_steps - LEAD) / RISE))
@@ -167,23 +186,23 @@ class VocoderTraining:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Spectral distance of the averaged decoder on held-out speech, from each input that it is trained on."""
+        """Spectral distance of the averaged decoder on held-out speech, from the teacher's features and from codes."""
         starts = self.sound.validation
-        target = self.target(starts)
+        target = self.target(starts)[:, SKIPPED * FRAME :]
         found: dict[str, float] = {}
         self.swap()
-        inputs = {"true": self.true_features(starts)} if self.arguments.from_features else {}
-        for variant, name in enumerate(self.variants):
-            inputs[name] = self.coded_features(starts, torch.full_like(starts, variant))
+        inputs = {"true": self.flatten(self.true_features(starts)), "coded": self.coded_features(starts)}
         for name, x in inputs.items():
-            found[f"valid_{name}"] = float(self.adversarial.spectral(self.decode(x), target))
+            made = self.decode(x)[:, SKIPPED * FRAME :]
+            found[f"valid_{name}"] = float(self.adversarial.spectral(made, target))
         self.swap()
         return found
 
     def check(self) -> bool:
         """Log losses and validation distances; if training has diverged, continue from earlier weights."""
         self.valid, seen = self.validate(), self.adversarial.values()
-        self.log(phase=self.name, step=self.steps, **self.valid, features=float(self.distance), **seen)
+        distances = {name: float(value) for name, value in self.distances.items()}
+        self.log(phase=self.name, step=self.steps, **self.valid, **distances, **seen)
         diverged = self.recovery.has_diverged(sum(self.valid.values()))
         if diverged:
             self._continue_from_average()
@@ -232,13 +251,17 @@ class VocoderTraining:
             torch.manual_seed(self.steps)  # other segments than those of the earlier run
 
     @torch.no_grad()
-    def resume(self, state: dict[str, Tensor]) -> None:
+    def resume(self, state: dict[str, Tensor], optimizers: Sequence[str] = ("generator", "critic")) -> None:
+        """Continue from this state with the moments of these optimizers."""
+
         def part(prefix: str) -> dict[str, Tensor]:
             chosen = {name: value for name, value in state.items() if name.startswith(prefix + ".")}
             return {name.removeprefix(prefix + "."): value.to(self.device) for name, value in chosen.items()}
 
         self.adversarial.discriminators.load_state_dict(part("discriminators"))
         for name, optimizer in self._optimizers().items():
+            if name not in optimizers:
+                continue
             given = optimizer.state_dict()
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for index, squares in part(name).items():
@@ -258,7 +281,7 @@ class VocoderTraining:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser, minutes=20.0, from_features=FROM_FEATURES)
+    add_arguments(parser, minutes=20.0)
     parser.add_argument("--spectral-steps", type=int, default=SPECTRAL_STEPS, help="before the discriminators start")
     arguments = parser.parse_args()
     device = set_up()
@@ -268,16 +291,13 @@ def main() -> None:
         training.train(arguments.minutes, arguments.run_minutes)
 
 
-def add_arguments(parser: argparse.ArgumentParser, minutes: float, from_features: float) -> None:
-    """The options of a training of the decoder, with these defaults."""
+def add_arguments(parser: argparse.ArgumentParser, minutes: float) -> None:
+    """The options of a training of the decoder, by default of this length."""
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--codec", type=Path, required=True, help="output of training.codec")
     parser.add_argument("--minutes", type=float, default=minutes, help="of training, earlier runs included")
     parser.add_argument("--run-minutes", type=float, default=math.inf, help="maximum minutes of this run")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument(
-        "--from-features", type=float, default=from_features, help="share of a batch with the teacher's features"
-    )
 
 
 def set_up() -> torch.device:

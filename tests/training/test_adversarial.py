@@ -58,3 +58,12 @@ def test_the_adversarial_share_is_zero_before_the_discriminators_start(loss: Adv
     assert float(loss.shares["spectral"]) == SHARES["spectral"][0]
     loss.schedule(1.0, 0.5, 1.0)
     assert float(loss.shares["adversarial"]) == pytest.approx(sum(SHARES["adversarial"]) / 2)
+
+
+def test_the_spectral_gradient_of_a_segment_has_its_factor(loss: AdversarialLoss) -> None:
+    made, target = samples()
+    loss.schedule(1.0, 0.0, 0.0)
+    whole = loss.gradient(made, target, adversarial=False)
+    part = loss.gradient(made, target, False, torch.tensor([0.25, 1.0]))
+    assert torch.allclose(part[0], 0.25 * whole[0])
+    assert torch.allclose(part[1], whole[1])

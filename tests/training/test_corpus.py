@@ -12,7 +12,17 @@ import torch
 from polyvox.text import split_sentences
 from polyvox.text.phonemes import phonemize
 from training.carriers import MIN_COUNTS, MIN_FORM_COUNTS, carriers, frequent_words, spoken_words
-from training.corpus import Phonemes, TimedUtterance, Timings, alike, read_timings, recover, write_texts
+from training.corpus import (
+    LEVELS,
+    Phonemes,
+    TimedUtterance,
+    Timings,
+    alike,
+    read_timings,
+    recover,
+    to_int16,
+    write_texts,
+)
 from training.encoder import BEFORE, FRAMES_BEFORE, MAX_UNIT_COUNT, SHIFT, WINDOW
 from training.everyday import PHRASES, Everyday
 from training.sentences import DEVELOPMENT, PROSE, TEST
@@ -234,3 +244,9 @@ def test_frames_of_many_utterances_equal_those_of_each(tmp_path: Path) -> None:
     assert torch.equal(together.source, torch.cat([one.source for one in alone]))
     assert together.phonemes.tolist() == [position for one in alone for position in one.phonemes]
     assert (alone[0].source[0, :FRAMES_BEFORE] == alone[0].source[0, FRAMES_BEFORE]).all()  # none before the first
+
+
+def test_stored_samples_have_the_level_of_their_voice() -> None:
+    wave = 0.1 * torch.sin(torch.arange(24_000) * 0.05)
+    first, second = (to_int16(wave, voice).double().square().mean().log10() for voice in (0, 1))
+    assert float(10 * (second - first)) == pytest.approx(LEVELS[1] - LEVELS[0], abs=0.01)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time budgets and early stopping."""
+"""Time budgets, learning rate and early stopping."""
 
 import time
 from math import nan
 
 import pytest
 
-from training.schedule import MAX_GAP, BestValue, Clock
+from training.schedule import MAX_GAP, BestValue, Clock, rate
 
 
 def test_a_pause_of_the_process_does_not_use_up_the_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,6 +20,12 @@ def test_a_pause_of_the_process_does_not_use_up_the_time_budget(monkeypatch: pyt
     now += 15
     assert clock.part == pytest.approx((45 + MAX_GAP) / 120)
     assert not clock.over
+
+
+def test_the_learning_rate_ends_at_its_floor() -> None:
+    assert rate(1.0, 10_000, 1.0, floor=0.0) == pytest.approx(0.0)
+    assert rate(1.0, 10_000, 0.5, floor=0.0) == pytest.approx(0.5)
+    assert rate(1.0, 99, 0.0) == pytest.approx(0.5)
 
 
 def test_only_a_lower_value_replaces_the_best() -> None:

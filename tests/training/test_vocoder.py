@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,18 +14,28 @@ import numpy as np
 import pytest
 import torch
 
+from polyvox.models.layers.conv_decoder import CausalConv
 from training import layout
 from training.adversarial import SHARES
 from training.codec import CodecTraining, encode, feature_parameters, read_codes
 from training.corpus import TimedUtterance
 from training.files import load_parts
-from training.finetune import PEAK_RATE, DecoderFinetuning
+from training.finetune import EXACTNESS, PEAK_RATE, DecoderFinetuning
 from training.held_out import reconstruct
 from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, RESIDUAL_SIZE
 from training.pool import CODES_FILE
 from training.schedule import DONE, WARM_UP_STEPS
 from training.units import FRAME, UNITS_PER_FRAME
-from training.vocoder import ADVERSARIAL_RATE, CHECK, SAVE_SECONDS, STATE, VocoderTraining
+from training.vocoder import (
+    ADVERSARIAL_RATE,
+    CHECK,
+    SAVE_SECONDS,
+    SEGMENT,
+    SKIPPED,
+    START_ROWS,
+    STATE,
+    VocoderTraining,
+)
 
 CPU = torch.device("cpu")
 FRAMES = 30  # of an utterance
@@ -83,23 +93,15 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def vocoder(
-    corpus: Path, trained: Path, spectral_steps: int = 1, batch: int = 2, from_features: float = 0.5
-) -> VocoderTraining:
+def vocoder(corpus: Path, trained: Path, spectral_steps: int = 1) -> VocoderTraining:
     torch.manual_seed(0)
-    given = {"spectral_steps": spectral_steps, "batch": batch, "from_features": from_features}
+    given = {"spectral_steps": spectral_steps, "batch": 2}
     return VocoderTraining(argparse.Namespace(work=corpus, codec=trained, **given), CPU)
 
 
 def finetuning(corpus: Path, folder: Path) -> DecoderFinetuning:
-    """Fine-tuning with other codes 2 than the encoder's."""
     torch.manual_seed(0)
-    given = {"spectral_steps": 0, "batch": 8, "from_features": 0.0}
-    training = DecoderFinetuning(argparse.Namespace(work=corpus, codec=folder, **given), CPU)
-    predicted = training.codes[0].clone()
-    predicted[:, 2] = (predicted[:, 2] + 1) % RESIDUAL_SIZE
-    training.add_predicted(predicted)
-    return training
+    return DecoderFinetuning(argparse.Namespace(work=corpus, codec=folder, spectral_steps=0, batch=4), CPU)
 
 
 def phases(path: Path) -> list[str]:
@@ -150,23 +152,60 @@ def test_held_out_speech_is_reconstructed_in_its_length(corpus: Path, trained: P
             assert arrays["lengths"].tolist() == [FRAMES * FRAME]
 
 
-def test_the_spectral_stage_changes_the_convolutional_layers_only(corpus: Path, trained: Path) -> None:
+@pytest.mark.parametrize("adversarial", [False, True])
+def test_the_vocoder_changes_the_convolutional_layers_only(corpus: Path, trained: Path, adversarial: bool) -> None:
     training = vocoder(corpus, trained)
     first = feature_parameters(training.decoder)
     before = [p.clone() for p in first], [p.clone() for p in training.decoder.decoder.parameters()]
-    training.adversarial.schedule(1.0, 0.0, 0.0)
-    training.spectral_step()
+    training.adversarial.schedule(1.0, 0.0, float(adversarial))
+    training.step(adversarial)
     assert all(torch.equal(a, b) for a, b in zip(before[0], first, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(before[1], training.decoder.decoder.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("make", [vocoder, finetuning])
+def test_the_convolutional_layers_read_no_free_channels(
+    corpus: Path, trained: Path, make: Callable[[Path, Path], VocoderTraining]
+) -> None:
+    training = make(corpus, trained)
+    training.adversarial.schedule(1.0, 0.0, 1.0)
+    training.step()
+    first = training.decoder.decoder[0]
+    assert isinstance(first, CausalConv)
+    known = training.acoustic.num_channels
+    assert not first.conv.weight[:, known:].any()
+    assert first.conv.weight[:, :known].any()
+    starts = training.sound.validation[:2]
+    codes = training.codes[starts[:, None] + torch.arange(SEGMENT)]
+    served = training.decoder(codes, training.decoder.initial_state(2))[0]
+    assert torch.allclose(training.decode(training.coded_features(starts)), served, atol=1e-4)
+
+
+def test_the_first_segments_begin_where_utterances_do(corpus: Path, trained: Path) -> None:
+    training = vocoder(corpus, trained)
+    assert training.sound.utterances.tolist() == [2 * FRAMES]  # the first is held out, the second is its neighbour
+    starts = training.segments.draw(40, START_ROWS)
+    assert len(starts) == 40
+    assert starts[:START_ROWS].tolist() == [2 * FRAMES] * START_ROWS
+    assert len(set(starts[START_ROWS:].tolist())) > 5
+
+
+def test_the_start_of_a_stream_is_trained(corpus: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = vocoder(corpus, trained)
+    monkeypatch.setattr(training, "target", lambda starts: torch.zeros(len(starts), SEGMENT * FRAME))
+    nothing = torch.zeros(training.batch, (SEGMENT - SKIPPED) * FRAME)
+    monkeypatch.setattr(training.adversarial, "gradient", lambda *_: nothing)
+    losses = []
+    for _ in range(8):
+        training.step()
+        losses.append(float(training.distances["start"]))
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_a_later_run_resumes_from_the_averaged_decoder_and_the_state(corpus: Path, trained: Path) -> None:
     training = vocoder(corpus, trained)
     training.adversarial.schedule(1.0, 0.0, 1.0)
-    first = [p.clone() for p in feature_parameters(training.decoder)]
     training.step()
-    changed = [not torch.equal(a, b) for a, b in zip(first, feature_parameters(training.decoder), strict=True)]
-    assert all(changed)
     training.steps, training.seconds, training.recovery.rate_factor = 7, 3.0, 0.25
     training.save()
     later = vocoder(corpus, trained)
@@ -238,40 +277,24 @@ def test_a_run_ends_in_time_and_a_later_one_completes_the_training(
     assert drawn[0][:20] != drawn[1][:20]  # other segments
 
 
-class StepReached(Exception):
-    """Ends a step."""
-
-
-@pytest.mark.parametrize(("from_features", "num_coded"), [(0.5, 4), (0.25, 6), (0.0, 8)])
-def test_the_rest_of_a_batch_is_from_codes(
-    corpus: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, from_features: float, num_coded: int
-) -> None:
-    training = vocoder(corpus, trained, batch=8, from_features=from_features)
-
-    def coded_features(starts: torch.Tensor, variants: torch.Tensor) -> torch.Tensor:
-        raise StepReached(len(starts), variants.tolist())
-
-    monkeypatch.setattr(training, "coded_features", coded_features)
-    with pytest.raises(StepReached) as reached:
-        training.step()
-    assert reached.value.args == (num_coded, [0] * num_coded)
-
-
-def test_finetuning_reads_the_codes_of_encoder_and_talker(
+def test_finetuning_trains_the_whole_decoder_on_codes_and_on_features(
     corpus: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = finetuning(corpus, trained)
-    valid = training.validate()
-    assert valid.keys() == {"valid_encoded", "valid_predicted"}  # nothing is trained on the teacher's features
-    assert valid["valid_encoded"] != valid["valid_predicted"]
+    before = [p.clone() for p in training.parameters]
+    assert len(before) > len(list(training.decoder.decoder.parameters()))
+    gradient, seen = training.adversarial.gradient, []
 
-    def coded_features(starts: torch.Tensor, variants: torch.Tensor) -> torch.Tensor:
-        raise StepReached(len(starts), set(variants.tolist()))
+    def record(made: torch.Tensor, target: torch.Tensor, adversarial: bool, exactness: torch.Tensor) -> torch.Tensor:
+        seen.append(exactness.tolist())
+        return gradient(made, target, adversarial, exactness)
 
-    monkeypatch.setattr(training, "coded_features", coded_features)
-    with pytest.raises(StepReached) as reached:
-        training.step()
-    assert reached.value.args == (training.batch, {0, 1})
+    monkeypatch.setattr(training.adversarial, "gradient", record)
+    training.adversarial.schedule(1.0, 1.0, 1.0)
+    training.step()
+    assert seen == [pytest.approx([EXACTNESS, 1, EXACTNESS, 1])]
+    assert not any(torch.equal(a, b) for a, b in zip(before, training.parameters, strict=True))
+    assert training.distances["features"] > 0
 
 
 def test_finetuning_continues_with_the_discriminators_of_the_vocoder_and_then_with_its_own(
