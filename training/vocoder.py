@@ -297,7 +297,13 @@ def add_arguments(parser: argparse.ArgumentParser, minutes: float) -> None:
     parser.add_argument("--codec", type=Path, required=True, help="output of training.codec")
     parser.add_argument("--minutes", type=float, default=minutes, help="of training, earlier runs included")
     parser.add_argument("--run-minutes", type=float, default=math.inf, help="maximum minutes of this run")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=_batch, default=16)
+
+
+def _batch(text: str) -> int:
+    if int(text) < START_ROWS:
+        raise argparse.ArgumentTypeError(f"must be at least {START_ROWS} (got {text})")
+    return int(text)
 
 
 def set_up() -> torch.device:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = (
     "durations=--workers=2", "speech=--workers=2", f"speech=--limit={SPOKEN}", "codec=--batch=2",
     "codec=--start-batches=1", "vocoder=--batch=2", "vocoder=--spectral-steps=3",
-    "talker=--rows=512", "talker=--validation=2", "finetune=--batch=1",
+    "talker=--rows=512", "talker=--validation=2", "finetune=--batch=2",
 )  # fmt: skip
 MINUTES = "durations=1,speech=1,codec=0.1,vocoder=0.1,talker=0.05,finetune=0.02"
 
@@ -59,10 +59,9 @@ def test_all_training_stages_run_and_give_a_voice(tmp_path: Path) -> None:
 
     done = lines(out / "talker.jsonl")[-1]
     assert done["phase"] == "done"
-    predicted, first, *_, last = lines(out / "finetune.jsonl")
-    assert predicted["same_0"] == 1.0
-    assert float(str(predicted["same_2"])) < 1.0
-    assert {"valid_encoded", "valid_predicted"} <= first.keys() & last.keys()
+    first, *_, last = lines(out / "finetune.jsonl")
+    assert {"valid_true", "valid_coded"} <= first.keys() & last.keys()
+    assert last["phase"] == "done"
 
     voice = tmp_path / "voice"
     run("export", "--codec", out, "--talker", out, "--tokenizer", work / "tokens", "--out", voice)
