@@ -39,7 +39,11 @@ typedef long long L;
                     (L *)p[8], n[0], n[1], n[2], n[3], n[4], n[5], n[6]); \\
   } \\
   LAUNCH(convolution_##N)
-UNIT(96) UNIT(192) CONV(192)
+static void call_upsampling_192_96(void **p, int *n) {
+  upsampling_192_96((H *)p[0], (H *)p[1], (L *)p[2], (H *)p[3], (float *)p[4], (H *)p[5], (H *)p[6], (L *)p[7], n[0],
+                    n[1], n[2]);
+}
+UNIT(96) UNIT(192) CONV(192) LAUNCH(upsampling_192_96)
 """
 MAX_ERROR_DB = -60.0
 
@@ -105,6 +109,7 @@ def test_a_residual_unit_equals_its_reference(
     snakes = [(noise(channels, seed=seed, scale=0.3), noise(channels, seed=seed + 1, scale=0.3)) for seed in (4, 6)]
     x, active = signal(batch, columns, channels, 8), signal(batch, columns, channels, 9)
     state, slots = signal(batch + 1, 6 * dilation, channels, 10), torch.arange(batch).flip(0) + 1
+    unused = state[0].clone()
     absent = torch.arange(batch) * 5
     wide = [tensor.double() for tensor in (*weights, *biases)]
     logarithms = [(alpha.double(), beta.double()) for alpha, beta in snakes]
@@ -119,6 +124,7 @@ def test_a_residual_unit_equals_its_reference(
     assert error_db(found_after, after * exists) < MAX_ERROR_DB
     assert error_db(found, (expected if keep else after) * exists) < MAX_ERROR_DB
     assert torch.equal(state[slots], active[..., -6 * dilation :])
+    assert torch.equal(state[0], unused)
 
 
 @pytest.mark.usefixtures("_on_cpu")
@@ -148,3 +154,30 @@ def test_a_large_convolution_equals_its_reference(
     found, active = wgmma_conv.convolution(x, layer, stages, state, slots, added)
     assert error_db(found, expected) < MAX_ERROR_DB
     assert error_db(active, snake_reference(expected, *(part.double() for part in snake))) < MAX_ERROR_DB
+
+
+@pytest.mark.usefixtures("_on_cpu")
+@pytest.mark.parametrize(
+    ("batch", "columns", "rate", "multiprocessors", "keep"),
+    [(2, 320, 3, 3, True), (1, 64, 3, 6, False), (3, 192, 2, 2, True), (1, 128, 3, 5, True)],
+)
+def test_the_last_upsampling_equals_its_reference(
+    batch: int, columns: int, rate: int, multiprocessors: int, keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one to three warpgroups, more tiles than programs, and tiles that do not fill the last programs."""
+    monkeypatch.setattr(gpu, "_assumed", replace(gpu.GPUS[90], multiprocessors=multiprocessors))
+    bias, snake = noise(96, seed=2), (noise(96, seed=3, scale=0.3), noise(96, seed=4, scale=0.3))
+    weight = noise(192, 96, 2 * rate, seed=1, scale=384**-0.5).half()
+    layer = pack_upsample(weight, bias, rate)
+    x, state, slots = signal(batch, columns, 192, 5), signal(batch + 1, 1, 192, 7), torch.arange(batch).flip(0) + 1
+    unused, absent = state[0].clone(), torch.arange(batch) * rate
+    past = state[slots].double()
+    expected = causal_upsample_reference(x.double(), past, weight.double(), bias.double(), rate)
+    stages = wgmma_conv.pack_upsampling(layer, snake_coefficients(*snake))
+    found, active = wgmma_conv.upsample(x, layer, stages, state, slots, keep, absent)
+    exists = (torch.arange(columns * rate) >= absent[:, None])[:, None]
+    after = snake_reference(expected, *(part.double() for part in snake))
+    assert error_db(active, after * exists) < MAX_ERROR_DB
+    assert error_db(found, (expected if keep else after) * exists) < MAX_ERROR_DB
+    assert torch.equal(state[slots], x[..., -1:])
+    assert torch.equal(state[0], unused)

@@ -92,6 +92,22 @@ def test_only_sm_90_float16_and_whole_tiles_are_supported() -> None:
             assert not supports_conv(signal(384, 640), wide)
 
 
+@pytest.mark.usefixtures("_nvrtc")
+def test_only_the_last_upsampling_is_supported() -> None:
+    last, _, _ = layer(192, 96, 2, rate=3)
+    earlier, _, _ = layer(384, 192, 2, rate=4)
+    divisible, _, _ = layer(192, 96, 2, rate=4)
+    x = torch.empty(1, 640, 192, device="meta", dtype=torch.float16).transpose(1, 2)
+    assert wgmma_conv.supports_upsample(x, last)
+    assert not wgmma_conv.supports_upsample(x[..., :600], last)
+    assert not wgmma_conv.supports_upsample(x.bfloat16(), last)
+    assert not wgmma_conv.supports_upsample(x, earlier)
+    assert not wgmma_conv.supports_upsample(x, divisible)
+    for architecture in set(GPUS) - {90}:
+        with assume(GPUS[architecture]):
+            assert not wgmma_conv.supports_upsample(x, last)
+
+
 class FailingNvrtc:
     """An NVRTC that is found, but whose compilations fail, as without its builtins library."""
 
@@ -141,6 +157,7 @@ def test_the_source_is_listed_as_one_compilation_and_compiled_afterwards(
 def test_every_program_of_the_published_codec_fits_a_multiprocessor() -> None:
     assert all(unit_shared(channels, 9, MAX_WARPGROUPS) <= GPUS[90].shared for channels in UNIT_SLOTS)
     assert conv_shared(54, MAX_WARPGROUPS) <= GPUS[90].shared
+    assert wgmma_conv.upsample_shared(MAX_WARPGROUPS) <= GPUS[90].shared
 
 
 def thread_columns(width: int, lane: int) -> list[int]:
@@ -185,7 +202,7 @@ def test_the_source_compiles_without_a_gpu(tmp_path: Path) -> None:
         [*command, "-o", str(tmp_path / "made.cubin"), str(source)], capture_output=True, text=True, timeout=300
     )
     assert made.returncode == 0, made.stderr[-2000:]
-    assert made.stderr.count("Compiling entry function") == len(UNIT_SLOTS) + 1
+    assert made.stderr.count("Compiling entry function") == len(UNIT_SLOTS) + 2
 
 
 @needs_gpu
@@ -198,7 +215,7 @@ def test_a_residual_unit_equals_its_reference(channels: int, dilation: int, batc
     snakes = [(0.3 * noise(channels, seed=3), 0.3 * noise(channels, seed=4)) for _ in range(2)]
     x, active = (noise(batch, 640, channels, seed=n, dtype=torch.float16).transpose(1, 2) for n in (5, 6))
     state = noise(batch + 1, 6 * dilation, channels, seed=7, dtype=torch.float16).transpose(1, 2)
-    slots = torch.arange(batch, device=DEVICE).flip(0)
+    slots, unused = torch.arange(batch, device=DEVICE).flip(0), state[batch].clone()
     absent = torch.arange(batch, device=DEVICE) % 3
     wide_snakes = [(alpha.double(), beta.double()) for alpha, beta in snakes]
     expected, after = residual_unit_reference(
@@ -211,6 +228,7 @@ def test_a_residual_unit_equals_its_reference(channels: int, dilation: int, batc
     assert error_db(found, expected * exists[:, None]) < MAX_ERROR_DB
     assert error_db(found_after, after * exists[:, None]) < MAX_ERROR_DB
     assert torch.equal(state[slots], active[..., -6 * dilation :])
+    assert torch.equal(state[batch], unused)
 
 
 @needs_gpu
@@ -239,3 +257,20 @@ def test_a_large_convolution_equals_its_reference(
     found, active = convolution(x, packed, stages, state, slots, added)
     assert error_db(found, expected) < MAX_ERROR_DB
     assert error_db(active, snake_reference(expected, *(part.double() for part in snake))) < MAX_ERROR_DB
+
+
+@needs_gpu
+@pytest.mark.parametrize("batch", [1, 3, 90])
+def test_the_last_upsampling_equals_its_reference(batch: int) -> None:
+    packed, weight, bias = layer(192, 96, 2, rate=3)
+    snake = 0.3 * noise(96, seed=3), 0.3 * noise(96, seed=4)
+    x = noise(batch, 640, 192, seed=5, dtype=torch.float16).transpose(1, 2)
+    state = noise(batch + 1, 1, 192, seed=7, dtype=torch.float16).transpose(1, 2)
+    slots, unused = torch.arange(batch, device=DEVICE).flip(0), state[batch].clone()
+    expected = causal_upsample_reference(x.double(), state[slots].double(), weight.double(), bias.double(), 3)
+    stages = wgmma_conv.pack_upsampling(packed, snake_coefficients(*snake))
+    found, active = wgmma_conv.upsample(x, packed, stages, state, slots)
+    assert error_db(found, expected) < MAX_ERROR_DB
+    assert error_db(active, snake_reference(expected, *(part.double() for part in snake))) < MAX_ERROR_DB
+    assert torch.equal(state[slots], x[..., -1:])
+    assert torch.equal(state[batch], unused)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyvox import kernels
 from polyvox.kernels import wgmma_conv
-from polyvox.models.layers.conv_decoder import CausalConv, DecoderPass, ResidualUnit, SnakeBeta
+from polyvox.models.layers.conv_decoder import CausalConv, CausalUpsample, DecoderPass, ResidualUnit, SnakeBeta
 from polyvox.models.qwen3_tts import codec
 from polyvox.models.qwen3_tts.codec import SplitQuantizer
 from polyvox.models.qwen3_tts.config import CodecConfig
@@ -42,6 +42,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(kernels, "active", lambda _: True)
     for name in ("supports_unit", "supports_conv"):
         monkeypatch.setattr(wgmma_conv, name, lambda *_: True)
+    monkeypatch.setattr(wgmma_conv, "upsample", launch_conv)
     monkeypatch.setattr(wgmma_conv, "residual_unit", launch_unit)
     monkeypatch.setattr(wgmma_conv, "convolution", launch_conv)
     monkeypatch.setattr(codec, "sum_codes", launch_sum)
@@ -84,6 +85,20 @@ def test_a_convolution_is_packed_again_when_any_of_its_weights_changes(packed: l
     )
     weights = dict(conv.named_parameters()) | {f"then.{name}": weight for name, weight in then.named_parameters()}
     assert_repacked_after_each_change(lambda: conv.run(torch.zeros(1, 64, 4), STEP, then=then), weights, packed)
+
+
+@torch.no_grad()
+def test_the_last_upsampling_is_packed_again_when_any_of_its_weights_changes(
+    packed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wgmma_conv, "supports_conv", lambda *_: False)
+    monkeypatch.setattr(wgmma_conv, "supports_upsample", lambda *_: True)
+    upsample, then = (
+        cast(CausalUpsample, initialized(CausalUpsample(192, 96, 6, 3))),
+        cast(SnakeBeta, initialized(SnakeBeta(96))),
+    )
+    weights = dict(upsample.named_parameters()) | {f"then.{name}": weight for name, weight in then.named_parameters()}
+    assert_repacked_after_each_change(lambda: upsample.run(torch.zeros(1, 192, 4), STEP, then=then), weights, packed)
 
 
 @torch.no_grad()

@@ -461,6 +461,71 @@ __device__ __forceinline__ void convolution(
   }
 }
 
+// A transposed convolution of two taps from INPUTS to N channels. A program computes one of every `rate` output columns,
+// whose weights stay in shared memory; programs with the same tiles are adjacent, so that x comes from the cache. The
+// warpgroups do not wait for each other: one stores while another multiplies.
+template <int INPUTS, int N>
+__device__ __forceinline__ void upsampling(
+    const half_bits *x, const half_bits *state, const long long *slots, const half_bits *weights,
+    const float *coefficients, half_bits *raw, half_bits *act, const long long *absent, int num_tiles, int columns,
+    int rate) {
+  constexpr int STAGE = 32 * N * 2, NUM_STAGES = 2 * INPUTS / 32, WINDOW = TILE_ROWS + 1, PITCH = WINDOW | 1;
+  SHARED_MEMORY;
+  const int warpgroups = blockDim.x / 128, warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
+  const int phase = (int)blockIdx.x % rate, group = (int)blockIdx.x / rate, groups = (int)gridDim.x / rate;
+  const int tiles_per_stream = columns / TILE_ROWS, num_items = (num_tiles + warpgroups - 1) / warpgroups;
+  const int turns = (num_items - group + groups - 1) / groups, width = rate * N;
+  float *values = (float *)(memory + BARRIER_BYTES);
+  const unsigned barriers = shared_address(memory), first_stage = barriers + BARRIER_BYTES + 3 * N * 4;
+  const unsigned windows = first_stage + NUM_STAGES * STAGE + warpgroup * PITCH * INPUTS * 4;  // two of each warpgroup
+
+  Stages<NUM_STAGES, STAGE> stages(weights, barriers, first_stage, NUM_STAGES, 1, rate);
+  for (int i = threadIdx.x; i < 3 * N; i += blockDim.x) values[i] = coefficients[i / N * width + phase * N + i % N];
+  __syncthreads();
+  auto load_window = [&](int tile, int buffer) {
+    tile = min(tile, num_tiles - 1);
+    const int stream = tile / tiles_per_stream;
+    copy_window<INPUTS>(windows + buffer * PITCH * INPUTS * 2, x + (long long)stream * columns * INPUTS,
+                        state + (slots[stream] + 1) * INPUTS, (tile % tiles_per_stream) * TILE_ROWS - 1, WINDOW, PITCH,
+                        INPUTS);
+  };
+  load_window(group * warpgroups + warpgroup, 0);
+  for (int i = 0; i < NUM_STAGES; i++) barrier_wait(stages.full + 8 * i, 0);
+
+#pragma unroll 1
+  for (int turn = 0; turn < turns; turn++) {
+    const int tile = (group + turn * groups) * warpgroups + warpgroup, buffer = turn & 1;
+    float sums[N / 2];
+    finish_window(warpgroup);
+    if (turn + 1 < turns) load_window(tile + groups * warpgroups, buffer ^ 1);
+    begin_products();
+    const u64 a = operand(windows + buffer * PITCH * INPUTS * 2, PITCH * 16), b = operand(first_stage, N * 16);
+#pragma unroll
+    for (int tap = 0; tap < 2; tap++)
+#pragma unroll
+      for (int k = 0; k < INPUTS / 16; k++)
+        multiply(sums, a + tap + k * 2 * PITCH, b + (tap * (INPUTS / 16) + k) * 2 * N, tap + k > 0);
+    commit_products();
+    finish_products(sums);
+    if (tile >= num_tiles) continue;
+
+    const int quad = lane % 4, row = (threadIdx.x % 128) / 32 * 16 + lane / 4;
+    const int missing = absent ? (int)absent[tile / tiles_per_stream] : 0;
+    const int column = (tile % tiles_per_stream) * TILE_ROWS + row;
+    const long long line = ((long long)tile * TILE_ROWS + row) * width + phase * N + quad * 8;
+#pragma unroll
+    for (int q = 0; q < N / 32; q++) {
+      const Coefficients c = load_coefficients(values + q * 32 + quad * 8, N);
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const long long at = line + q * 32 + half * 8 * width;
+        store_channels(sums + q * 16 + half * 2, c, make_uint4(0, 0, 0, 0), (column + half * 8) * rate >= missing,
+                       raw ? raw + at : nullptr, act + at);
+      }
+    }
+  }
+}
+
 #define RESIDUAL_UNIT(C, RESIDENT)                                                                                    \
   extern "C" __global__ void __launch_bounds__(MAX_WARPGROUPS * 128, 1) residual_unit_##C(                            \
       const half_bits *active, const half_bits *x, const half_bits *state, const long long *slots,                    \
@@ -478,4 +543,11 @@ extern "C" __global__ void __launch_bounds__(MAX_WARPGROUPS * 128, 1) convolutio
     int num_tiles, int columns, int inputs, int width, int taps, int dilation, int upsampling) {
   convolution<192>(x, state, slots, weights, coefficients, add, raw, act, absent, num_tiles, columns, inputs, width,
                    taps, dilation, upsampling);
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_WARPGROUPS * 128, 1) upsampling_192_96(
+    const half_bits *x, const half_bits *state, const long long *slots, const half_bits *weights,
+    const float *coefficients, half_bits *raw, half_bits *act, const long long *absent, int num_tiles, int columns,
+    int rate) {
+  upsampling<192, 96>(x, state, slots, weights, coefficients, raw, act, absent, num_tiles, columns, rate);
 }

@@ -5,6 +5,7 @@
 
     residual unit:  y = x + bias2 + weight2 · snake(bias1 + Σ_tap weight1[tap] · active[.., t - (6-tap)·dilation])
     convolution:    as conv.py, with Snake
+    upsampling:     as conv.py, with Snake: 192 to 96 channels, two taps
 
 Why not Triton: its convolution copies a column to shared memory once for each tap, which the L2 cache limits, and it
 cannot start an operand at any row. Here a tile's columns are copied once (wgmma_conv.cu), and the values between the
@@ -14,7 +15,12 @@ Types: float16; biases and Snake's coefficients float32. Roundings: as conv.py; 
 1e-5 at arguments of 100), which is below the rounding of the result. Needs sm_90 exactly (`supports_...`), NVRTC, and
 columns that are a multiple of 64; elsewhere conv.py computes the same, within rounding.
 Bytes: x, active and add once from memory, y and Snake(y) once each; weights from cache. A row's bits depend on nothing
-else of the batch. Registers: no more than 168 per thread, 3 warpgroups; shared memory: `unit_shared`, `conv_shared`.
+else of the batch. Registers: no more than 168 per thread, 3 warpgroups; shared memory: `unit_shared`, `conv_shared`,
+`upsample_shared`.
+
+A program of the upsampling has the weights of one output column of each input column, 74 KB, in shared memory. It
+copies a window of all channels once, and no weights in its loop. The programs of the other output columns find the
+window in the cache.
 """
 
 from dataclasses import dataclass
@@ -36,6 +42,7 @@ UNIT_TAPS = 7
 UNIT_SLOTS = {96: 24, 192: 7}  # channels of a residual unit: stages of weights in shared memory
 CONV_SLOTS, CONV_CHUNK = 8, 64
 CONV_WIDTH = 192  # output channels per tile; tiles of 96 are slower than Triton's
+UPSAMPLE_INPUTS, UPSAMPLE_OUTPUTS, UPSAMPLE_TAPS = 192, 96, 2
 BARRIER_BYTES = 512
 
 Coefficients = tuple[Tensor, Tensor]  # Snake's, per channel
@@ -77,6 +84,17 @@ def supports_conv(x: Tensor, layer: PackedConv) -> bool:
     return tiles >= gpu.multiprocessors and conv_shared(layer.history, MAX_WARPGROUPS) <= gpu.shared
 
 
+def supports_upsample(x: Tensor, layer: PackedConv) -> bool:
+    """Whether `upsample` runs for these signals; never where `convolution` may run."""
+    shape = layer.inputs, layer.outputs, layer.taps, layer.dilation
+    if shape != (UPSAMPLE_INPUTS, UPSAMPLE_OUTPUTS, UPSAMPLE_TAPS, 1) or not _supports(x):
+        return False
+    if layer.rate == 1 or layer.weight.shape[1] % CONV_WIDTH == 0:
+        return False
+    gpu = gpu_of(x.device)
+    return layer.rate <= gpu.multiprocessors and upsample_shared(MAX_WARPGROUPS) <= gpu.shared
+
+
 def _supports(x: Tensor) -> bool:
     return (
         x.dtype == torch.float16
@@ -97,6 +115,12 @@ def conv_shared(history: int, warpgroups: int) -> int:
     return BARRIER_BYTES + CONV_SLOTS * 64 * CONV_WIDTH + warpgroups * ((TILE_ROWS + history) | 1) * CONV_CHUNK * 4
 
 
+def upsample_shared(warpgroups: int) -> int:
+    """Bytes of shared memory of an upsampling's program: values, weights, two windows per warpgroup."""
+    weights = UPSAMPLE_TAPS * UPSAMPLE_INPUTS * UPSAMPLE_OUTPUTS * 2
+    return BARRIER_BYTES + 3 * UPSAMPLE_OUTPUTS * 4 + weights + warpgroups * (TILE_ROWS + 1) * UPSAMPLE_INPUTS * 4
+
+
 def pack_unit(conv1: PackedConv, conv2: PackedConv, snake1: Coefficients, snake2: Coefficients) -> PackedStages:
     """Stages of 32 input channels: those of the first convolution tap by tap, then those of the second."""
     channels = conv1.outputs
@@ -109,6 +133,14 @@ def pack_convolution(layer: PackedConv, snake: Coefficients) -> PackedStages:
     """Stages of 32 input channels, for each tile of outputs, chunk of 64 inputs and tap."""
     weights = layer.weight.view(layer.taps, -1, CONV_CHUNK // 8, 8, layer.weight.shape[1] // CONV_WIDTH, CONV_WIDTH)
     weights = weights[..., _column_order(CONV_WIDTH, weights.device)].permute(4, 1, 0, 2, 5, 3).contiguous()
+    repeated = [values.repeat(layer.rate) for values in snake]
+    return PackedStages(weights, torch.cat([layer.bias, *repeated]).float())
+
+
+def pack_upsampling(layer: PackedConv, snake: Coefficients) -> PackedStages:
+    """Stages of 32 input channels, for each output column of an input column, and tap."""
+    weights = layer.weight.view(layer.taps, layer.inputs // 8, 8, layer.rate, layer.outputs)
+    weights = weights[..., _column_order(layer.outputs, weights.device)].permute(3, 0, 1, 4, 2).contiguous()
     repeated = [values.repeat(layer.rate) for values in snake]
     return PackedStages(weights, torch.cat([layer.bias, *repeated]).float())
 
@@ -191,6 +223,34 @@ def convolution(
     )  # fmt: skip
     if past is not None:
         update_history(rows, past, slots)
+    return (act if raw is None else raw).transpose(1, 2), act.transpose(1, 2)
+
+
+def upsample(
+    x: Tensor,
+    layer: PackedConv,
+    packed: PackedStages,
+    state: Tensor,
+    slots: Tensor,
+    return_sum: bool = True,
+    absent: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As conv.causal_conv with snake and without add, whose reference implementations it shares."""
+    rows, past = channels_last(x), state.transpose(1, 2)
+    batch, columns, inputs = rows.shape
+    assert past.shape[1:] == (layer.history, inputs)
+    assert past.is_contiguous()
+    act = torch.empty(batch, columns * layer.rate, layer.outputs, dtype=x.dtype, device=x.device)
+    raw = torch.empty_like(act) if return_sum else None
+    tiles = batch * columns // TILE_ROWS
+    warpgroups = _num_warpgroups(tiles, layer.rate, rows.device)
+    groups = min(gpu_of(rows.device).multiprocessors // layer.rate, -(-tiles // warpgroups))
+    SOURCE.launch(
+        f"upsampling_{UPSAMPLE_INPUTS}_{UPSAMPLE_OUTPUTS}", groups * layer.rate, warpgroups * THREADS,
+        upsample_shared(warpgroups),
+        [rows, past, slots, packed.weights, packed.coefficients, raw, act, absent, tiles, columns, layer.rate],
+    )  # fmt: skip
+    update_history(rows, past, slots)
     return (act if raw is None else raw).transpose(1, 2), act.transpose(1, 2)
 
 

@@ -184,10 +184,14 @@ class Stateful(nn.Module, ABC):
             assert step.slots is not None
             packed, snake = self.packed_weights(), then.coefficients() if then else None
             state = step.before[self.key] if history else None
-            if snake is not None and dtype is None and wgmma_conv.supports_conv(x, packed):
+            if snake is not None and dtype is None:
                 sources = (*self.parameters(), *cast(SnakeBeta, then).parameters())
-                stages = self._stages.get(lambda: wgmma_conv.pack_convolution(packed, snake), *sources)
-                return wgmma_conv.convolution(x, packed, stages, state, step.slots, add, keep, step.absent)
+                if wgmma_conv.supports_conv(x, packed):
+                    stages = self._stages.get(lambda: wgmma_conv.pack_convolution(packed, snake), *sources)
+                    return wgmma_conv.convolution(x, packed, stages, state, step.slots, add, keep, step.absent)
+                if state is not None and add is None and wgmma_conv.supports_upsample(x, packed):
+                    stages = self._stages.get(lambda: wgmma_conv.pack_upsampling(packed, snake), *sources)
+                    return wgmma_conv.upsample(x, packed, stages, state, step.slots, keep, step.absent)
             return causal_conv(x, packed, state, step.slots, add, snake, keep, dtype, step.absent)
         past = step.read(self.key) if history else None
         y = self.plain(x, past)
