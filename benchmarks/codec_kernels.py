@@ -2,7 +2,8 @@
 """The codec's kernels on a GPU: numerical error, time and the choice of tiles.
 
     python benchmarks/codec_kernels.py                  errors in dB, calls by batch and frames, each layer
-    python benchmarks/codec_kernels.py --parts cuda     sm_90: CUDA kernels (wgmma_conv.py) against Triton's, by layer
+    python benchmarks/codec_kernels.py --parts cuda     each layer with a CUDA kernel (wgmma_conv.py, sample_conv.py)
+                                                        against Triton's and the reference implementation
     python benchmarks/codec_kernels.py --parts tune     the tiles of kernels/tiles.py, for 64 streams and more;
         --batches 512 --only conv1                      at one size, layers whose names contain this: about 3 s per tile
 
@@ -12,7 +13,7 @@ Random weights at the published size; median milliseconds of CUDA graph replays.
 import argparse
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from unittest.mock import patch
@@ -23,8 +24,8 @@ from torch import Tensor
 
 from polyvox import kernels
 from polyvox.bench.cuda_timing import median_replay_ms
-from polyvox.kernels import conv, tiles, wgmma_conv
-from polyvox.models.layers.conv_decoder import DecoderPass, ResidualUnit, SnakeBeta, Stateful
+from polyvox.kernels import conv, sample_conv, tiles, wgmma_conv
+from polyvox.models.layers.conv_decoder import DecoderPass, ResidualUnit, SampleConv, SnakeBeta, Stateful
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.family import FAMILY
 
@@ -93,6 +94,11 @@ def random_codes(codec: CodecDecoder, batch: int, frames: int) -> Tensor:
     return torch.randint(codec.config.codebook_size, shape, generator=generator, device=DEVICE)
 
 
+def error_db(found: Tensor, expected: Tensor) -> float:
+    error = (found - expected).float().square().mean() / expected.float().square().mean()
+    return 10 * error.log10().item()
+
+
 def show_errors(codec: CodecDecoder) -> None:
     """Errors of each implementation against the float32 reference without TF32, over chunks; bit equality of rows."""
     codes, sizes = random_codes(codec, 3, 13), [4, 1, 8]
@@ -115,8 +121,7 @@ def show_errors(codec: CodecDecoder) -> None:
                     else:
                         with kernels.disabled():
                             found = decoded(one)
-                    error = (found - expected).square().mean() / expected.square().mean()
-                    console.print(f"{name:9} {implementation:9} {10 * error.log10().item():7.1f} dB")
+                    console.print(f"{name:9} {implementation:9} {error_db(found, expected):7.1f} dB")
 
                 attempt(f"{name} {implementation}", part)
     finally:
@@ -199,14 +204,19 @@ def launches(codec: CodecDecoder) -> Iterator[Launch]:
     yield from recorded
 
 
-def only_triton() -> AbstractContextManager[object]:
-    """A context in which all convolutions are Triton kernels."""
-    return patch.object(wgmma_conv, "supports_architecture", lambda _: False)
+@contextmanager
+def only_triton() -> Iterator[None]:
+    """All convolutions are Triton kernels."""
+    with (
+        patch.object(wgmma_conv, "supports_architecture", lambda _: False),
+        patch.object(sample_conv, "supports", lambda *_: False),
+    ):
+        yield
 
 
 def show_cuda(half: CodecDecoder, batches: list[int]) -> None:
     """Each residual unit and each other convolution that has a CUDA kernel, in chunks of 4."""
-    console.print("ms with Triton and with CUDA, TFLOP/s with CUDA")
+    console.print("ms with Triton and CUDA; with CUDA: TFLOP/s, error in dB against the reference in this dtype")
     for batch in batches:
         step = DecoderPass(half.initial_state(batch), torch.arange(batch, device=DEVICE))
         for launch in launches(half):
@@ -217,22 +227,33 @@ def show_cuda(half: CodecDecoder, batches: list[int]) -> None:
             for parameter in snake.parameters():
                 parameter.requires_grad_(False).zero_()
             parent = half.get_submodule(launch.name.rpartition(".")[0])
-            if not launch.snake or not isinstance(layer, Stateful):
+            if not isinstance(layer, Stateful) or not (launch.snake or isinstance(layer, SampleConv)):
                 continue
-            if isinstance(parent, ResidualUnit) and launch.taps.inputs in wgmma_conv.UNIT_SLOTS:
+            if isinstance(layer, SampleConv):
+                call: Callable[[], Tensor | tuple[Tensor, ...]] = partial(layer.samples, x, step)
+            elif isinstance(parent, ResidualUnit) and launch.taps.inputs in wgmma_conv.UNIT_SLOTS:
                 if layer is parent.conv2:
                     continue  # part of the unit
-                call: Callable[[], object] = partial(parent, x, x, step, snake, keep=True)
+                call = partial(parent, x, x, step, snake, keep=True)
                 flops *= 8 / 7
             else:
                 call = partial(layer.run, x, step, x if launch.add else None, snake, launch.keep)
             with only_triton():
                 before = median_replay_ms(call, 5)
             after = median_replay_ms(call, 5)
+            found = last_result(call())  # each of these calls begins with the state after x
+            with kernels.disabled():
+                error = error_db(found, last_result(call()))
             console.print(
-                f"{batch:4} {launch.name:36} {before:7.3f} {after:7.3f} {flops / after / 1e9:5.0f}", markup=False
+                f"{batch:4} {launch.name:36} {before:7.3f} {after:7.3f} {flops / after / 1e9:5.0f} {error:6.1f}",
+                markup=False,
             )
+            del found
             torch.cuda.empty_cache()
+
+
+def last_result(results: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return results if isinstance(results, Tensor) else results[-1]
 
 
 def is_dense(layer: torch.nn.Module) -> bool:

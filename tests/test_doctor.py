@@ -128,7 +128,7 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     assert "the kernels are not checked for sm_87" in one("gpus").message
     device.major, device.minor = 9, 0
     monkeypatch.setattr(wgmma_conv.SOURCE, "_available", False)
-    assert "plain paths: vocoder's CUDA kernels (needs compute capability 9.0 exactly, and NVRTC; instead: Triton" in (
+    assert "plain paths: vocoder's wgmma kernels (needs compute capability 9.0 exactly, and NVRTC; instead: Triton" in (
         one("gpus").message
     )
     monkeypatch.setattr(wgmma_conv.SOURCE, "_available", True)

@@ -45,7 +45,7 @@ def engine_launches(
     """The distinct launches of engines with a model of this size: with matrices of each of these types.
 
     all_calls: also with a KV cache of each type, those of a deterministic engine, and the vocoder's of GPUs with fewer
-    multiprocessors. Kernels in CUDA C++ are compiled by test_wgmma_conv.py.
+    multiprocessors. Kernels in CUDA C++ are compiled by their own tests.
     """
     launches: dict[Launch, None] = {}
     with torch.inference_mode(), absent_gpu(gpu.architecture):

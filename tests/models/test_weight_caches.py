@@ -9,8 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from polyvox import kernels
-from polyvox.kernels import wgmma_conv
-from polyvox.models.layers.conv_decoder import CausalConv, CausalUpsample, DecoderPass, ResidualUnit, SnakeBeta
+from polyvox.kernels import sample_conv, wgmma_conv
+from polyvox.models.layers.conv_decoder import (
+    CausalConv,
+    CausalUpsample,
+    DecoderPass,
+    ResidualUnit,
+    SampleConv,
+    SnakeBeta,
+)
 from polyvox.models.qwen3_tts import codec
 from polyvox.models.qwen3_tts.codec import SplitQuantizer
 from polyvox.models.qwen3_tts.config import CodecConfig
@@ -35,6 +42,10 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(stages)
         return x, x
 
+    def launch_samples(x: Tensor, operand: Tensor, *_: object) -> Tensor:
+        found.append(operand)
+        return x
+
     def launch_sum(table: Tensor, codes: Tensor, *_: object) -> Tensor:
         found.append(table)
         return torch.zeros(*codes.shape[:2], table.shape[1])
@@ -42,6 +53,8 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(kernels, "active", lambda _: True)
     for name in ("supports_unit", "supports_conv"):
         monkeypatch.setattr(wgmma_conv, name, lambda *_: True)
+    monkeypatch.setattr(sample_conv, "supports", lambda *_: True)
+    monkeypatch.setattr(sample_conv, "sample_conv", launch_samples)
     monkeypatch.setattr(wgmma_conv, "upsample", launch_conv)
     monkeypatch.setattr(wgmma_conv, "residual_unit", launch_unit)
     monkeypatch.setattr(wgmma_conv, "convolution", launch_conv)
@@ -99,6 +112,13 @@ def test_the_last_upsampling_is_packed_again_when_any_of_its_weights_changes(
     )
     weights = dict(upsample.named_parameters()) | {f"then.{name}": weight for name, weight in then.named_parameters()}
     assert_repacked_after_each_change(lambda: upsample.run(torch.zeros(1, 192, 4), STEP, then=then), weights, packed)
+
+
+@torch.no_grad()
+def test_the_last_layer_is_packed_again_when_its_weight_changes(packed: list[Any]) -> None:
+    last = cast(SampleConv, initialized(SampleConv(96, 1, 7)))
+    weights = {"weight": cast(nn.Parameter, last.conv.weight)}
+    assert_repacked_after_each_change(lambda: last.samples(torch.zeros(1, 96, 8), STEP), weights, packed)
 
 
 @torch.no_grad()

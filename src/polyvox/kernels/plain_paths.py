@@ -41,7 +41,7 @@ FAST_PATHS = (
         lambda architecture: quantized_rows.supports(torch.float8_e4m3fn, architecture),
     ),
     FastPath(
-        "vocoder's CUDA kernels",
+        "vocoder's wgmma kernels",
         "compute capability 9.0 exactly, and NVRTC",
         "Triton kernels",
         wgmma_conv.supports_architecture,

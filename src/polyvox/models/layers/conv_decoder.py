@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.kernels import wgmma_conv
+from polyvox.kernels import sample_conv, wgmma_conv
 from polyvox.kernels.conv import (
     PackedConv,
     causal_conv,
@@ -239,6 +239,23 @@ class CausalConv(Stateful):
         return self._packed_weights.get(lambda: pack_conv(weight, bias, self.dilation), weight, bias)
 
 
+class SampleConv(CausalConv):
+    """The last layer: a causal convolution to samples."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
+        super().__init__(inputs, outputs, kernel)
+        self._operand: WeightCache[Tensor] = WeightCache()
+
+    def samples(self, x: Tensor, step: DecoderPass) -> Tensor:
+        """[B,C,T] -> [B,T], at least float32, in [-1, 1]"""
+        if kernels.active(x) and sample_conv.supports(x, packed := self.packed_weights()):
+            assert step.slots is not None
+            operand = self._operand.get(lambda: sample_conv.pack_samples(packed), self.conv.weight)
+            return sample_conv.sample_conv(x, operand, packed.bias, step.before[self.key], step.slots, step.absent)
+        y, _ = self.run(x, step, dtype=at_least_float32(x.dtype))
+        return y.squeeze(1).clamp(-1, 1)
+
+
 class CausalUpsample(Stateful):
     """A causal transposed convolution. With a kernel of two strides, a column also affects the next outputs."""
 
@@ -395,7 +412,7 @@ class ConvDecoder(nn.Module, ABC):
         for rate in config.upsample_rates:
             self.decoder.append(UpsampleBlock(channels, rate))
             channels //= 2
-        self.decoder.extend([SnakeBeta(channels), CausalConv(channels, 1, 7)])
+        self.decoder.extend([SnakeBeta(channels), SampleConv(channels, 1, 7)])
 
     def name_states(self) -> None:
         """Names the state of each layer; called once all layers exist."""
@@ -478,5 +495,4 @@ class ConvDecoder(nn.Module, ABC):
         _, x = cast(CausalConv, first).run(x, step, then=snakes[0], keep=False)
         for block, following in zip(blocks, snakes[1:], strict=True):
             x = block(x, step, following)
-        x, _ = cast(CausalConv, last).run(x, step, dtype=at_least_float32(x.dtype))
-        return x.squeeze(1).clamp(-1, 1)
+        return cast(SampleConv, last).samples(x, step)
