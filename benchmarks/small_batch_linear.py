@@ -7,10 +7,9 @@ Shapes are those of the 1.7B model. Each line is a product with the norm before 
 it. A cell is the time of the fused kernel / of the separate ones (F.linear, and norm, gate or sum with norm) in µs: the
 median of CUDA graph replays over enough matrices to exceed the GPU's cache. `error` is the largest difference from the
 reference, relative to the reference's largest value. With --weight-dtype the matrices are quantised, and the separate
-kernels include the conversion of the matrix. With POLYVOX_TRIAL_KERNELS=register_linear or register_linear_8_rows the
-fused kernel is that of register_linear.py where it runs. --tune tries other launch plans for each line and number of
-rows, which are compiled in parallel before, and prints the time of the current plan and the best three as height ×
-depth × warps × stages × splits.
+kernels include the conversion of the matrix. --tune tries other launch plans for each line and number of rows, which
+are compiled in parallel before, and prints the time of the current plan and the best three as height × depth × warps ×
+stages × splits.
 """
 
 import argparse

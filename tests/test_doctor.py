@@ -18,7 +18,7 @@ from polyvox.cli import doctor
 from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
 from polyvox.errors import CheckpointError
-from polyvox.kernels import wgmma_conv
+from polyvox.kernels import register_linear, wgmma_conv
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -128,10 +128,12 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     assert "the kernels are not checked for sm_87" in one("gpus").message
     device.major, device.minor = 9, 0
     monkeypatch.setattr(wgmma_conv.SOURCE, "_available", False)
+    monkeypatch.setattr(register_linear.source(90), "_available", False)
     assert "plain paths: vocoder's wgmma kernels (needs compute capability 9.0 exactly, and NVRTC; instead: Triton" in (
         one("gpus").message
     )
     monkeypatch.setattr(wgmma_conv.SOURCE, "_available", True)
+    monkeypatch.setattr(register_linear.source(90), "_available", True)
     finding = one("gpus")
     assert finding.state == "ok"
     assert "all kernels on their fast paths" in finding.message

@@ -26,49 +26,32 @@ static float sum_of_lanes(float value, int lanes) {
   }
   return value;
 }
+static float to_float(bits16 value) {
+  _Float16 made;
+  std::memcpy(&made, &value, sizeof made);
+  return (float)made;
+}
+static bits16 rounded(float value) {
+  const _Float16 made = (_Float16)value;
+  bits16 bits;
+  std::memcpy(&bits, &made, sizeof bits);
+  return bits;
+}
 // m16n8k16: by the layout of the operands, a lane has rows lane / 4 and 8 more of the left operand, row lane / 4 of the
 // right one, and two of its columns, and two from 8 on, in each register.
-template <class Type>
-struct Warp {
-  static void multiply(float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    unsigned (&all)[32][6] = fragments[threadIdx.x / 32];
-    const int lane = threadIdx.x % 32;
-    const unsigned own[6] = {a0, a1, a2, a3, b0, b1};
-    std::memcpy(all[lane], own, sizeof own);
-    sync_warp();
-    const auto element = [&](int row, int k, int first) {  // first: the register of columns below 8
-      return Type::to_float((bits16)(all[row % 8 * 4 + k % 8 / 2][first] >> (k % 2 * 16)));
-    };
-    for (int i = 0; i < 4; i++) {
-      const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-      for (int k = 0; k < 16; k++) d[i] += element(row, k, row / 8 + k / 8 * 2) * element(column, k, 4 + k / 8);
-    }
-    sync_warp();
+static void multiply(
+    float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  unsigned (&all)[32][6] = fragments[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32;
+  const unsigned own[6] = {a0, a1, a2, a3, b0, b1};
+  std::memcpy(all[lane], own, sizeof own);
+  sync_warp();
+  const auto element = [&](int row, int k, int first) {  // first: the register of columns below 8
+    return to_float((bits16)(all[row % 8 * 4 + k % 8 / 2][first] >> (k % 2 * 16)));
+  };
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k++) d[i] += element(row, k, row / 8 + k / 8 * 2) * element(column, k, 4 + k / 8);
   }
-};
-struct bf16 : Warp<bf16> {
-  static float to_float(bits16 value) {
-    const unsigned bits = (unsigned)value << 16;
-    float made;
-    std::memcpy(&made, &bits, sizeof made);
-    return made;
-  }
-  static bits16 rounded(float value) {  // to the nearest, a tie to the even one
-    unsigned bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-  }
-};
-struct f16 : Warp<f16> {
-  static float to_float(bits16 value) {
-    _Float16 made;
-    std::memcpy(&made, &value, sizeof made);
-    return (float)made;
-  }
-  static bits16 rounded(float value) {
-    const _Float16 made = (_Float16)value;
-    bits16 bits;
-    std::memcpy(&bits, &made, sizeof bits);
-    return bits;
-  }
-};
+  sync_warp();
+}

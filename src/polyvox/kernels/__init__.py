@@ -9,13 +9,9 @@ on its index among them.
 KV cache: where `active(keys)` is true, the cache returns a `models.paged_kv.PagedKVView`, which describes where the
 rows of a pass are stored. A layer then writes and reads the cache in two launches, or in one where no slot has two
 rows (`decode_only`). Otherwise the cache returns an attention function.
-
-A kernel whose results no GPU test has confirmed is a trial: it runs only where the environment variable
-POLYVOX_TRIAL_KERNELS has its name.
 """
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -65,11 +61,6 @@ def enabled_on_cpu() -> Iterator[None]:
         yield
     finally:
         _enabled_on_cpu = before
-
-
-def in_trial(name: str) -> bool:
-    """Whether POLYVOX_TRIAL_KERNELS, names separated by commas, has this one."""
-    return name in os.environ.get("POLYVOX_TRIAL_KERNELS", "").split(",")
 
 
 @cache

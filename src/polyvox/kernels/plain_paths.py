@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyvox.kernels import quantized_rows, wgmma_conv
+from polyvox.kernels import quantized_rows, register_linear, wgmma_conv
 from polyvox.kernels.gpu import MIN_OVERLAP_ARCHITECTURE
 
 
@@ -45,6 +45,12 @@ FAST_PATHS = (
         "compute capability 9.0 exactly, and NVRTC",
         "Triton kernels",
         wgmma_conv.supports_architecture,
+    ),
+    FastPath(
+        "codec's linear layers of few rows in CUDA C++",
+        "compute capability 9.0, 10.0 or 12.0, and NVRTC",
+        "Triton kernels",
+        register_linear.supports_architecture,
     ),
 )
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear layers of few rows whose matrix is in registers before the previous launch has ended. The launcher, the
-// contract and the choice of the programs are in register_linear.py. tests/conformance/test_register_linear_on_cpu.py
-// runs this file on a CPU.
+// Linear layers of the codec's transformer for few rows, in float16: the matrix is in registers before the previous
+// launch has ended. The launcher, the contract and the choice of the programs are in register_linear.py.
+// tests/conformance/test_register_linear_on_cpu.py runs this file on a CPU.
 //
 // A program has 8 · TILES matrix rows, and its warps divide the columns. The tensor cores multiply 16 rows of x with 8
 // rows of the matrix over 16 columns; which columns these are does not matter as long as both operands agree. So a
@@ -13,9 +13,6 @@ typedef unsigned short bits16;
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int TILE_ROWS = 8;     // rows of x in half of a product
 constexpr int COLUMNS = 32;      // of a warp and iteration
-constexpr int BATCH = 4;         // iterations whose rows of x are loaded together
-// Programs that fit into a multiprocessor together: two have at most 128 registers per thread.
-#define MIN_PROGRAMS(ROW_TILES) ((ROW_TILES) == 1 ? 2 : 1)
 
 // Everything that needs the hardware; a test replaces it by functions for a CPU.
 #ifdef ON_CPU
@@ -45,36 +42,23 @@ __device__ __forceinline__ uint4 load_row(const bits16 *from) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
   return v;
 }
-#define MULTIPLY(TYPE)                                                                                                \
-  static __device__ __forceinline__ void multiply(                                                                    \
-      float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {                  \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "   \
-                 "{%8, %9}, {%0, %1, %2, %3};"                                                                        \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                     \
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));                                             \
-  }
-struct bf16 {
-  MULTIPLY("bf16")
-  static __device__ __forceinline__ float to_float(bits16 value) { return __uint_as_float((unsigned)value << 16); }
-  static __device__ __forceinline__ bits16 rounded(float value) {
-    bits16 made;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(made) : "f"(value));
-    return made;
-  }
-};
-struct f16 {
-  MULTIPLY("f16")
-  static __device__ __forceinline__ float to_float(bits16 value) {
-    float made;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(made) : "h"(value));
-    return made;
-  }
-  static __device__ __forceinline__ bits16 rounded(float value) {
-    bits16 made;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(made) : "f"(value));
-    return made;
-  }
-};
+__device__ __forceinline__ void multiply(
+    float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ float to_float(bits16 value) {
+  float made;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(made) : "h"(value));
+  return made;
+}
+__device__ __forceinline__ bits16 rounded(float value) {
+  bits16 made;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(made) : "f"(value));
+  return made;
+}
 __device__ __forceinline__ float sum_of_lanes(float value, int lanes) {  // of 2^n adjacent lanes
   for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, offset);
   return value;
@@ -82,28 +66,20 @@ __device__ __forceinline__ float sum_of_lanes(float value, int lanes) {  // of 2
 #define SHARED_MEMORY(NAME) extern __shared__ float NAME[]
 #endif
 
-template <class Type>
-__device__ __forceinline__ float rounded_float(float value) {
-  return Type::to_float(Type::rounded(value));
-}
+__device__ __forceinline__ float rounded_float(float value) { return to_float(rounded(value)); }
 
 // ITERATIONS · WARPS · COLUMNS columns. Pointers that are null: squares (no norm before the product), add (no residual,
 // and then gained and out_squares are not written), factor (no layer scale). A gated program has TILES / 2 tiles from
 // each half of the matrix. Up to ROW_TILES · TILE_ROWS rows.
-template <class Type, int TILES, int ITERATIONS, int ROW_TILES>
+template <int TILES, int ITERATIONS, int ROW_TILES>
 __device__ __forceinline__ void product(
     const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *factor,
     const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts,
     int squares_row, int add_row, int outputs, int gated, float eps) {
   constexpr int INPUTS = ITERATIONS * WARPS * COLUMNS, HEIGHT = 8 * TILES;
-  constexpr int GROUPS = (ROW_TILES + 1) / 2;  // products with 16 rows of x; with one row tile, 8 of them are zeros
-  constexpr int BATCHED = ITERATIONS < BATCH ? ITERATIONS : BATCH;
-  constexpr int BATCHES = ITERATIONS > BATCHED ? 2 : 1;  // of x in registers: one is loaded while one is multiplied
-  // 16-byte parts of the matrix in a thread's registers; two programs leave 27 for matrix, x and sums.
-  constexpr int MAX_LOADED = MIN_PROGRAMS(ROW_TILES) == 2 ? 27 - BATCHES * BATCHED * ROW_TILES - TILES * GROUPS : 24;
-  constexpr int LOADED = MAX_LOADED / TILES < ITERATIONS ? MAX_LOADED / TILES : ITERATIONS;
+  constexpr int GROUPS = ROW_TILES / 2;  // products with 16 rows of x
   constexpr int MAX_ROWS = ROW_TILES * TILE_ROWS;
-  static_assert(ITERATIONS % BATCHED == 0, "batches are whole");
+  static_assert(ROW_TILES % 2 == 0, "a product has two row tiles");
   SHARED_MEMORY(sums);  // of each warp: MAX_ROWS · HEIGHT
   float *scales = sums + WARPS * MAX_ROWS * HEIGHT;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
@@ -117,33 +93,28 @@ __device__ __forceinline__ void product(
     const int line = gated && tile >= TILES / 2 ? outputs + first + (tile - TILES / 2) * 8 : first + tile * 8;
     lines[tile] = weight + (long long)(line + row) * INPUTS + column;
   }
-  uint4 matrix[LOADED][TILES];
+  uint4 matrix[ITERATIONS][TILES];
 #pragma unroll
-  for (int i = 0; i < LOADED; i++)
+  for (int i = 0; i < ITERATIONS; i++)
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) matrix[i][tile] = load_weights(lines[tile] + i * COLUMNS);
   // A product with a residual has at most one output for each thread.
   const int own_row = threadIdx.x / width, own = first + threadIdx.x % width;
   const bool has_own = add && own_row < rows;
-  const float own_gain = has_own ? Type::to_float(gain[own]) : 0.f;
-  const float own_factor = has_own && factor ? Type::to_float(factor[own]) : 1.f;
+  const float own_gain = has_own ? to_float(gain[own]) : 0.f;
+  const float own_factor = has_own && factor ? to_float(factor[own]) : 1.f;
   wait_for_previous();
 
   const bits16 *begin = x + (long long)row * x_row + column;
-  uint4 values[BATCHES][BATCHED][ROW_TILES];
-  auto load_batch = [&](int batch) {
+  uint4 values[ITERATIONS][ROW_TILES];
 #pragma unroll
-    for (int i = 0; i < BATCHED; i++) {
-      const int at = (batch * BATCHED + i) * COLUMNS;
+  for (int i = 0; i < ITERATIONS; i++)
 #pragma unroll
-      for (int tile = 0; tile < ROW_TILES; tile++) {
-        const bits16 *from = begin + (long long)TILE_ROWS * tile * x_row + at;
-        values[batch % BATCHES][i][tile] = row + TILE_ROWS * tile < rows ? load_row(from) : make_uint4(0, 0, 0, 0);
-      }
+    for (int tile = 0; tile < ROW_TILES; tile++) {
+      const bits16 *from = begin + (long long)TILE_ROWS * tile * x_row + i * COLUMNS;
+      values[i][tile] = row + TILE_ROWS * tile < rows ? load_row(from) : make_uint4(0, 0, 0, 0);
     }
-  };
-  load_batch(0);
-  const float residual = has_own ? Type::to_float(add[(long long)own_row * add_row + own]) : 0.f;
+  const float residual = has_own ? to_float(add[(long long)own_row * add_row + own]) : 0.f;
   float norms[MAX_ROWS / WARPS];  // sums of squares of this warp's rows
 #pragma unroll
   for (int i = 0; i < MAX_ROWS / WARPS; i++) {
@@ -162,33 +133,21 @@ __device__ __forceinline__ void product(
 #pragma unroll
       for (int i = 0; i < 4; i++) d[group][tile][i] = 0.f;
 #pragma unroll
-  for (int batch = 0; batch < ITERATIONS / BATCHED; batch++) {
-    if (batch + 1 < ITERATIONS / BATCHED) load_batch(batch + 1);
+  for (int i = 0; i < ITERATIONS; i++)
 #pragma unroll
-    for (int j = 0; j < BATCHED; j++) {
-      const int i = batch * BATCHED + j;
+    for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
-      for (int tile = 0; tile < TILES; tile++) {
-        const uint4 w = matrix[i % LOADED][tile];
-#pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-          const uint4 a = values[batch % BATCHES][j][2 * group];
-          const uint4 b =
-              ROW_TILES > 1 ? values[batch % BATCHES][j][(2 * group + 1) % ROW_TILES] : make_uint4(0, 0, 0, 0);
-          Type::multiply(d[group][tile], a.x, b.x, a.y, b.y, w.x, w.y);
-          Type::multiply(d[group][tile], a.z, b.z, a.w, b.w, w.z, w.w);
-        }
-        if (i + LOADED < ITERATIONS) matrix[i % LOADED][tile] = load_weights(lines[tile] + (i + LOADED) * COLUMNS);
+      for (int group = 0; group < GROUPS; group++) {
+        const uint4 w = matrix[i][tile], a = values[i][2 * group], b = values[i][2 * group + 1];
+        multiply(d[group][tile], a.x, b.x, a.y, b.y, w.x, w.y);
+        multiply(d[group][tile], a.z, b.z, a.w, b.w, w.z, w.w);
       }
-    }
-  }
 #pragma unroll
   for (int group = 0; group < GROUPS; group++)
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
       float *to = sums + (warp * MAX_ROWS + group * 2 * TILE_ROWS + row) * HEIGHT + tile * 8 + lane % 4 * 2;
       to[0] = d[group][tile][0], to[1] = d[group][tile][1];
-      if (ROW_TILES == 1) continue;
       to[TILE_ROWS * HEIGHT] = d[group][tile][2], to[TILE_ROWS * HEIGHT + 1] = d[group][tile][3];
     }
 #pragma unroll
@@ -208,37 +167,31 @@ __device__ __forceinline__ void product(
     const int of_row = index / width, line = index % width;
     const long long at = (long long)of_row * outputs + first + line;
     const bool exists = of_row < rows;
-    float made = rounded_float<Type>(total(of_row, line));
+    float made = rounded_float(total(of_row, line));
     if (gated) {
-      const float up = rounded_float<Type>(total(of_row, width + line));
-      made = rounded_float<Type>(rounded_float<Type>(made / (1.f + expf(-made))) * up);
+      const float up = rounded_float(total(of_row, width + line));
+      made = rounded_float(rounded_float(made / (1.f + expf(-made))) * up);
     }
     if (add) {  // width is 8 or 16, so a warp has whole rows
-      if (factor) made = rounded_float<Type>(own_factor * made);
-      made = rounded_float<Type>(residual + made);
+      if (factor) made = rounded_float(own_factor * made);
+      made = rounded_float(residual + made);
       const float square = sum_of_lanes(exists ? made * made : 0.f, width);
       if (exists) {
-        gained[at] = Type::rounded(own_gain * made);
+        gained[at] = rounded(own_gain * made);
         if (line == 0) out_squares[(long long)of_row * gridDim.x + blockIdx.x] = square;
       }
     }
-    if (exists) out[at] = Type::rounded(made);
+    if (exists) out[at] = rounded(made);
   }
 }
 
-#define PRODUCT(TYPE, TILES, ITERATIONS, ROW_TILES)                                                                   \
-  extern "C" __global__ void __launch_bounds__(THREADS, MIN_PROGRAMS(ROW_TILES))                                      \
-      product_##TYPE##_##TILES##_##ITERATIONS##_##ROW_TILES(                                                          \
-          const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *factor,       \
-          const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts,        \
-          int squares_row, int add_row, int outputs, int gated, float eps) {                                          \
-    product<TYPE, TILES, ITERATIONS, ROW_TILES>(x, weight, squares, add, factor, gain, out, gained, out_squares,      \
-                                                rows, x_row, parts, squares_row, add_row, outputs, gated, eps);       \
+#define PRODUCT(TILES, ITERATIONS, ROW_TILES)                                                                         \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) product_##TILES##_##ITERATIONS##_##ROW_TILES(              \
+      const bits16 *x, const bits16 *weight, const float *squares, const bits16 *add, const bits16 *factor,           \
+      const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows, int x_row, int parts,            \
+      int squares_row, int add_row, int outputs, int gated, float eps) {                                              \
+    product<TILES, ITERATIONS, ROW_TILES>(x, weight, squares, add, factor, gain, out, gained, out_squares, rows,      \
+                                          x_row, parts, squares_row, add_row, outputs, gated, eps);                   \
   }
 // register_linear.py lists the same: 8 · TILES matrix rows of 256 · ITERATIONS columns, 8 · ROW_TILES rows of x.
-PRODUCT(bf16, 1, 8, 2) PRODUCT(bf16, 1, 12, 2) PRODUCT(bf16, 2, 4, 2) PRODUCT(bf16, 2, 8, 2) PRODUCT(bf16, 2, 24, 2)
-PRODUCT(bf16, 3, 4, 2) PRODUCT(bf16, 3, 8, 2) PRODUCT(bf16, 4, 4, 2) PRODUCT(bf16, 4, 8, 2)
-PRODUCT(bf16, 1, 8, 1) PRODUCT(bf16, 1, 12, 1) PRODUCT(bf16, 2, 4, 1) PRODUCT(bf16, 2, 8, 1) PRODUCT(bf16, 2, 24, 1)
-PRODUCT(bf16, 3, 4, 1) PRODUCT(bf16, 3, 8, 1) PRODUCT(bf16, 4, 4, 1) PRODUCT(bf16, 4, 8, 1)
-PRODUCT(f16, 1, 4, 2) PRODUCT(f16, 2, 2, 2) PRODUCT(f16, 3, 2, 2)
-PRODUCT(f16, 1, 4, 4) PRODUCT(f16, 2, 2, 4) PRODUCT(f16, 3, 2, 4)
+PRODUCT(1, 4, 2) PRODUCT(2, 2, 2) PRODUCT(3, 2, 2) PRODUCT(1, 4, 4) PRODUCT(2, 2, 4) PRODUCT(3, 2, 4)

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers of up to 8 or 32 rows in CUDA C++: the matrix is in registers before the previous launch has ended.
+"""The codec's linear layers of up to 32 rows in CUDA C++: matrices are in registers before the previous launch ended.
 
     the inputs and results of small_batch_linear.py, for the shapes in INSTANCES; also with a layer scale [N]:
     add + scale · (x @ weightᵀ)
 
-A frame step of a few streams is a chain of short launches. Triton's product of 3 rows or more loads its matrix after
-the previous launch has ended, and o and down need a second launch that adds up their splits. Here every program has
-8, 16, … matrix rows, so that about 128 programs divide any of the matrices by rows alone; each loads its part
-(32 to 96 KB) before it waits (launch_overlap.py), and then only rows of x, from cache. Every program reads all of x,
-which is why this is for few rows. The matrices of the codec's transformer have 512 or 1,024 columns: up to 32 rows.
+The codec's transformer for a few streams is a chain of short launches. Triton's product loads its matrix after the
+previous launch has ended, and o and down need a second launch that adds up their splits. Here every program has 8, 16
+or 24 matrix rows, so that at most 128 programs divide any of the matrices by rows alone; each loads its part (16 or
+24 KB) before it waits (launch_overlap.py), and then only rows of x, from cache. Every program reads all of x, which is
+why this is for few rows.
 
-Loads begin early only if the program fits into a multiprocessor beside one of the previous launch. With 16 rows of x
-it has up to 194 registers per thread, and few pairs of launches fit; with 8 it has at most 128, and all do.
+What a program reads before it waits is constant: the matrix, the layer scale and the gain of the next norm. GPUs whose
+launches do not overlap or that have no NVRTC, and other shapes and types, keep the other kernels: talker and predictor
+were slower with such products (docs/notes/2026-11-performance.md).
 
-Two trials (`kernels.in_trial`), of the same products: TRIAL always has 16 rows of x and was measured; SMALL_TRIAL has
-8 in bfloat16, and no GPU has run it.
-
-Types: bfloat16, float16; squares and sums float32.
+Types: float16; squares and sums float32.
 Roundings: those of small_batch_linear.py; the rounded product times the layer scale is rounded, as in norm.py. The
 order of a sum depends on N and K only, not on the number of rows.
 Bytes: weight once; x once per program, from cache; add and the result once.
@@ -35,23 +33,16 @@ from polyvox.kernels.launch_overlap import overlap
 from polyvox.kernels.pre_norm import Norm, PreNorm
 from polyvox.kernels.quantized_matrix import Matrix
 
-TRIAL, SMALL_TRIAL = "register_linear", "register_linear_8_rows"
 ROW_TILE = 8  # rows of x
 PROGRAMS = 128  # of a launch, at most
 TILE, COLUMNS = 8, 256  # matrix rows of a tile, columns of an iteration
 WARPS, WARP_SIZE = 8, 32
 ALIGNMENT = 16  # bytes of a load
 MAX_ADD_TILES = 2  # of a program with a residual, so that a warp has whole rows
-# Minimum and maximum rows by type and gate: where an H200 was faster with it than with the other kernels. In bfloat16
-# a gated product of 8 rows takes 17 µs instead of 15 (talker), and one row of any product is slower.
-ROWS = {(torch.bfloat16, False): (2, 8), (torch.float16, False): (1, 32), (torch.float16, True): (1, 32)}
-# Tiles and iterations that the source has: for talker and predictor, and for the transformer of the codec.
-INSTANCES = {
-    torch.bfloat16: {(1, 8), (1, 12), (2, 4), (2, 8), (2, 24), (3, 4), (3, 8), (4, 4), (4, 8)},
-    torch.float16: {(1, 4), (2, 2), (3, 2)},
-}
-ROW_TILES = {torch.bfloat16: (1, 2), torch.float16: (2, 4)}  # that the source has
-NAMES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+MAX_ROWS = 32  # of x; with more, reading all of x in every program takes longer than the other kernels
+INSTANCES = {(1, 4), (2, 2), (3, 2)}  # tiles and iterations that the source has: o and down, gate and up, qkv
+ROW_TILES = (2, 4)  # of a program, that the source has, ascending
+ARCHITECTURES = tuple(architecture for architecture, gpu in GPUS.items() if gpu.can_overlap_launches)
 
 
 @cache
@@ -60,23 +51,26 @@ def source(architecture: int) -> CudaSource:
 
 
 def supports(x: Tensor, weight: Matrix, add: bool = False, gated: bool = False) -> bool:
-    """Whether a trial is enabled, and the kernel runs for rows x [..., K] and a matrix [N, K]."""
-    in_trial = kernels.in_trial(TRIAL) or kernels.in_trial(SMALL_TRIAL)
-    if not in_trial or not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
+    """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others."""
+    if not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
         return False
-    rows, architecture = x.numel() // x.shape[-1], gpu_of(x.device).architecture
-    min_rows, max_rows = ROWS.get((x.dtype, gated), (1, 0))
-    if not min_rows <= rows <= max_rows or x.dtype != weight.dtype:
+    rows = x.numel() // x.shape[-1]
+    if not 1 <= rows <= MAX_ROWS or not x.dtype == weight.dtype == torch.float16:
         return False
     tiles, iterations = instance(weight)
-    if (tiles, iterations) not in INSTANCES[x.dtype]:
+    if (tiles, iterations) not in INSTANCES:
         return False
-    outputs = row_tiles(rows, x.dtype) * ROW_TILE * tiles * TILE
+    outputs = row_tiles(rows) * ROW_TILE * tiles * TILE
     if add and (tiles > MAX_ADD_TILES or outputs > WARPS * WARP_SIZE):  # a thread has one output
         return False
     if gated and tiles % 2:  # a program has as many tiles of each half
         return False
-    return architecture in GPUS and source(architecture).available()
+    return supports_architecture(gpu_of(x.device).architecture)
+
+
+def supports_architecture(architecture: int) -> bool:
+    """Whether a GPU of this architecture runs these kernels; compiles them at the first call."""
+    return architecture in ARCHITECTURES and source(architecture).available()
 
 
 def instance(weight: Tensor) -> tuple[int, int]:
@@ -86,12 +80,9 @@ def instance(weight: Tensor) -> tuple[int, int]:
     return (tiles, inputs // COLUMNS) if height % (TILE * tiles) == 0 and inputs % COLUMNS == 0 else (0, 0)
 
 
-def row_tiles(rows: int, dtype: torch.dtype) -> int:
+def row_tiles(rows: int) -> int:
     """Row tiles of a program."""
-    small, large = ROW_TILES[dtype]
-    if dtype == torch.bfloat16:
-        return small if kernels.in_trial(SMALL_TRIAL) else large
-    return small if rows <= small * ROW_TILE else large
+    return next(count for count in ROW_TILES if rows <= count * ROW_TILE)
 
 
 def shared_bytes(tiles: int, num_row_tiles: int) -> int:
@@ -134,14 +125,15 @@ def _launch(
     gated: bool,
     eps: float,
 ) -> None:
-    (tiles, iterations), num_row_tiles = instance(weight), row_tiles(len(x), x.dtype)
+    (tiles, iterations), num_row_tiles = instance(weight), row_tiles(len(x))
     assert x.stride(1) == 1
     assert x.stride(0) * x.itemsize % ALIGNMENT == 0
     assert weight.is_contiguous()
+    assert add is None or add.stride(1) == 1
     assert squares is None or squares.shape[1] == 1 or squares.stride(1) == 1
     parts, squares_row = (0, 0) if squares is None else (squares.shape[1], squares.stride(0))
     source(gpu_of(x.device).architecture).launch(
-        f"product_{NAMES[x.dtype]}_{tiles}_{iterations}_{num_row_tiles}", len(weight) // (TILE * tiles),
+        f"product_{tiles}_{iterations}_{num_row_tiles}", len(weight) // (TILE * tiles),
         WARPS * WARP_SIZE, shared_bytes(tiles, num_row_tiles),
         [x, weight, squares, add, scale, gain, out, gained, out_squares, len(x), x.stride(0), parts, squares_row,
          0 if add is None else add.stride(0), out.shape[1], int(gated), eps],
