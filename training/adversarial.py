@@ -45,11 +45,11 @@ class AdversarialLoss:
             self.shares[name].fill_(share * rise if name == "adversarial" else share)
 
     def gradient(
-        self, made: Tensor, target: Tensor, adversarial: bool = True, exactness: Tensor | None = None
+        self, made: Tensor, target: Tensor, adversarial: bool = True, spectral_factors: Tensor | None = None
     ) -> Tensor:
         """Train the discriminators on [B,N] samples and return the balanced gradient with respect to `made`.
 
-        exactness [B]: factors of the spectral gradient, by default 1.
+        spectral_factors [B]: of the spectral gradient of each segment, by default 1.
         """
         leaf = made.detach().requires_grad_()
         losses = {"spectral": self.spectral(leaf, target)}
@@ -66,7 +66,9 @@ class AdversarialLoss:
             norm, running = slope.norm(), self.norms[name]
             running.copy_(torch.where(running > 0, torch.lerp(norm, running, DECAY), norm))
             slope = slope * (self.shares[name] * self.norms["spectral"] / (running + 1e-12))
-            total += slope if exactness is None or name != "spectral" else exactness[:, None] * slope
+            if spectral_factors is not None and name == "spectral":
+                slope = spectral_factors[:, None] * slope
+            total += slope
             self.seen[name].copy_(loss.detach())
         return total
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contrast over frequency: the decoder's convolutional layers sharpen the log-mel features that they read.
 
-Codes do not determine the sound, and the mean of all sounds that they may mean has a flatter spectrum than each of
+Codes do not determine the sound, and the mean of all sounds that they may stand for has a flatter spectrum than each of
 them: bands differ less from their neighbours. So the convolutional layers are to read features of codes as if these
 had more contrast. Sharpening is linear, so the first convolution can contain it, and the checkpoint has no additional
 layer: in training, the layers read flattened features of the teacher's audio.

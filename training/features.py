@@ -4,7 +4,7 @@
 The first channels of the decoder's latents have a fixed meaning: the phasor of the harmonic source (oscillator.py), its
 pitch and voice, and a log-mel spectrum. These layers are therefore a vocoder, which can be trained on the features of
 the teacher's audio before there are codes, and the layers before them can be trained without audio. The other channels
-are free.
+are free, and these layers do not read them.
 """
 
 from math import prod
@@ -84,7 +84,7 @@ class AcousticFeatures(nn.Module):
 
 @torch.no_grad()
 def ignore_free_channels(decoder: CodecDecoder, num_channels: int) -> None:
-    """The first convolution starts without the channels that have no fixed meaning."""
+    """The first convolution does not read the channels that have no fixed meaning."""
     first = decoder.decoder[0]
     assert isinstance(first, CausalConv)
     first.conv.weight[:, num_channels:] = 0

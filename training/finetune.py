@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the whole decoder on codes, after the vocoder's training.
 
-    python -m training.finetune --work DIR --codec DIR --minutes 6 [--run-minutes 7]
+    python -m training.finetune --work DIR --codec DIR --minutes 8 [--run-minutes 7]
 
 Half of each batch has features of codes, half those of the teacher's audio, which keep the convolutional layers a
-vocoder. Codes do not determine the audio, and a spectral distance rewards the mean of all audio that they may mean,
-which is blurred. So segments from codes have a smaller share of the spectral gradient than the others. The codes are
-the encoder's: the talker's sound the same.
+vocoder. Codes do not determine the audio, and a spectral distance rewards the mean of all audio that they may stand
+for, which is blurred. So segments from codes have a smaller share of the spectral gradient than the others. The codes
+are the encoder's; those of the talker cost little (docs/notes/2026-11-voice.md).
 
 --codec holds codes.npz, the decoder, which is replaced, and the state of the vocoder, whose discriminators continue; it
 receives finetune.jsonl and finetune-state-*.safetensors, from which a later run resumes.
@@ -25,11 +25,11 @@ from training.vocoder import SKIPPED, START_ROWS, STATE, VocoderTraining, add_ar
 
 PEAK_RATE = 2e-4
 FEATURES = 5.0  # weight of the distance of features from codes
-EXACTNESS = 0.3  # factor of the spectral gradient of segments from codes
+CODED_SPECTRAL_FACTOR = 0.3  # of the spectral gradient of segments from codes
 
 
 class DecoderFinetuning(VocoderTraining):
-    """The vocoder's training on features of codes as well, which are trained, too."""
+    """The vocoder's training, on features of codes as well; the layers that make these features are trained, too."""
 
     name, state_name = "finetune", "finetune-state"
     adversarial_rate = PEAK_RATE
@@ -46,9 +46,9 @@ class DecoderFinetuning(VocoderTraining):
         distance = self.acoustic.loss(coded[..., SKIPPED * COLUMNS :], true[::2, :, SKIPPED * COLUMNS :])
         x = self.flatten(true)
         x[::2] = coded
-        exactness = torch.ones(self.batch, device=self.device)
-        exactness[::2] = EXACTNESS
-        self.update(starts, x, adversarial, [FEATURES * distance], exactness)
+        factors = torch.ones(self.batch, device=self.device)
+        factors[::2] = CODED_SPECTRAL_FACTOR
+        self.update(starts, x, adversarial, [FEATURES * distance], factors)
         self.distances["features"].copy_(distance.detach())
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class DecoderFinetuning(VocoderTraining):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser, minutes=6.0)
+    add_arguments(parser, minutes=8.0)
     parser.set_defaults(spectral_steps=0)
     arguments = parser.parse_args()
     device = set_up()

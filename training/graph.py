@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training step as one CUDA graph: with small models, kernel launches cost more than the work."""
+"""A training step as one CUDA graph, and parts of it on several streams: launches of small kernels are expensive."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -48,13 +48,13 @@ def half_precision(device: torch.device) -> torch.autocast:
 def side_by_side(parts: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
     """The results of independent parts; on a GPU each has a stream of its own, so that small kernels run at once.
 
-    The backward pass of a part has its stream, too. Tensors of a part's results that are not scalars may only be used
-    by the same part of a later call.
+    The backward pass of a part has its stream, too. A result may be read on the current stream and by the same part of
+    a later call, but by no other part: a part's stream waits for the current one before it uses freed memory again.
     """
     if device.type != "cuda":
         return [part() for part in parts]
     main, found = torch.cuda.current_stream(device), []
-    streams = _streams(len(parts))
+    streams = _streams(len(parts), device)
     for part, stream in zip(parts, streams, strict=True):
         stream.wait_stream(main)
         with torch.cuda.stream(stream):
@@ -65,5 +65,5 @@ def side_by_side(parts: Sequence[Callable[[], T]], device: torch.device) -> list
 
 
 @cache
-def _streams(count: int) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream() for _ in range(count)]
+def _streams(count: int, device: torch.device) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(count)]

@@ -8,11 +8,11 @@
 files. After each stage, --out has the files that the checkpoint needs: decoder, encoder, talker and losses. Interrupted
 stages resume: workers append, vocoder and finetune keep their state, the talker starts from its best weights.
 
---from-checkpoint continues the training of an exported voice's decoder, by default of the embedded one, in half an
-hour. It needs only corpus/phonemes.npz and the teacher: training.restore writes the rest from the checkpoint and
+--from-checkpoint continues the training of an exported voice's decoder, by default of the embedded one, in 20
+minutes. It needs only corpus/phonemes.npz and the teacher: training.restore writes the rest from the checkpoint and
 training/state. The codec only encodes, because other codes would be of no use to the talker, which is not trained; the
-vocoder begins with new discriminators. An interrupted run is continued by the same command. With
---run-minutes, vocoder and finetune end in time, and no stage starts shortly before the end.
+vocoder begins with new discriminators. An interrupted run is continued by the same command. With --run-minutes, vocoder
+and finetune end in time, and no stage starts shortly before the end.
 """
 
 import argparse

@@ -57,7 +57,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("losses")
     command.add_argument("out", type=Path)
-    command.add_argument("logs", type=Path, nargs="+", help=f"{', '.join(f'{name}.jsonl' for name in CURVES)}")
+    command.add_argument("logs", type=Path, nargs="+", help=", ".join(f"{name}.jsonl" for name in CURVES))
     command = commands.add_parser("spectrograms")
     command.add_argument("out", type=Path)
     command.add_argument("sounds", nargs="+")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the decoder on audio: acoustic features to samples.
 
-    python -m training.vocoder --work DIR --codec DIR --minutes 20 [--run-minutes 7]
+    python -m training.vocoder --work DIR --codec DIR --minutes 15 [--run-minutes 7]
 
 The convolutional layers are trained on the features of the teacher's audio (features.py): first with the spectral loss
 only, then with discriminators. They read no channels that only codes have, and sharpen what they read (contrast.py).
@@ -39,7 +39,7 @@ from training.speech_data import MARGIN, Segments, load_sound, without_margin
 from training.units import FRAME
 
 SEGMENT = 8  # frames
-SKIPPED = 2  # frames at the start of a segment that have no loss
+SKIPPED = 2  # frames at the start of a segment without spectral and adversarial loss: their history is missing
 SPECTRAL_STEPS = 6_500  # steps before the discriminators start
 LEAD = 300  # steps of new discriminators before the decoder receives their gradient
 RISE = 600  # steps until their gradient has its full weight
@@ -64,6 +64,8 @@ class VocoderTraining:
         self._began = time.monotonic()
         self.arguments, self.device, self.batch = arguments, device, arguments.batch
         self.sound = load_sound(arguments.work, SEGMENT, device)
+        if not len(self.sound.utterances):
+            raise ValueError("The corpus has no utterance at whose start a training segment can begin.")
         self.segments = Segments(self.sound, SEGMENT)
         codes = read_codes(arguments.codec, self.sound.index)
         self.codes = torch.from_numpy(codes.astype(np.int64)).to(device)  # [frames, NUM_CODEBOOKS]
@@ -116,18 +118,18 @@ class VocoderTraining:
         x: Tensor,
         adversarial: bool,
         other_losses: Sequence[Tensor] = (),
-        exactness: Tensor | None = None,
+        spectral_factors: Tensor | None = None,
     ) -> None:
         """Update the weights by the losses of the samples that the decoder makes of features x [B,channels,columns].
 
         The first START_ROWS segments begin where utterances do, as streams do: their first samples are near silence.
-        exactness: see AdversarialLoss.gradient.
+        spectral_factors: see AdversarialLoss.gradient.
         """
         self.optimizer.zero_grad(set_to_none=True)
         made, target = self.decode(x), self.target(starts)
         gradient = torch.zeros_like(made)
         gradient[:, SKIPPED * FRAME :] = self.adversarial.gradient(
-            made[:, SKIPPED * FRAME :], target[:, SKIPPED * FRAME :], adversarial, exactness
+            made[:, SKIPPED * FRAME :], target[:, SKIPPED * FRAME :], adversarial, spectral_factors
         )
         first = nn.functional.l1_loss(made[:START_ROWS, :START], target[:START_ROWS, :START])
         losses = [START_WEIGHT * first, *other_losses]
@@ -281,7 +283,7 @@ class VocoderTraining:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser, minutes=20.0)
+    add_arguments(parser, minutes=15.0)
     parser.add_argument("--spectral-steps", type=int, default=SPECTRAL_STEPS, help="before the discriminators start")
     arguments = parser.parse_args()
     device = set_up()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharpening raises the contrast over frequency and keeps the mean; flattening is its inverse."""
 
+import pytest
 import torch
 
 from training.contrast import GAIN, NEIGHBOURS, Flattening, sharpening
@@ -12,7 +13,7 @@ def test_a_narrow_peak_is_raised_and_a_level_spectrum_does_not_change() -> None:
     peak[20] = 1.0
     assert torch.allclose(sharpening() @ level, level)
     found = sharpening() @ peak
-    assert float(found[20]) == GAIN + (1 - GAIN) / (2 * NEIGHBOURS + 1)
+    assert float(found[20]) == pytest.approx(GAIN + (1 - GAIN) / (2 * NEIGHBOURS + 1))
     assert bool((found[21 : 21 + NEIGHBOURS] < 0).all())
     assert not found[21 + NEIGHBOURS :].any()
 

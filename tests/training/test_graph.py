@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from training.adversarial import AdversarialLoss
 from training.discriminators import Discriminators
 from training.graph import CapturedStep, side_by_side
 
@@ -38,3 +39,25 @@ def test_a_captured_step_with_parts_side_by_side_has_the_gradients_of_a_cpu() ->
         assert mine.grad is not None
         assert other.grad is not None
         assert torch.allclose(mine.grad.cpu(), other.grad, rtol=0.05, atol=1e-3 * float(other.grad.abs().max()))
+
+
+@needs_gpu
+def test_a_captured_adversarial_gradient_is_that_of_steps_without_a_graph() -> None:
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    made, target = (0.1 * torch.randn(4, 9600, device=device) for _ in range(2))
+    found, losses = torch.zeros_like(made), []
+    for _ in range(2):
+        torch.manual_seed(1)
+        losses.append(AdversarialLoss(device))
+        losses[-1].schedule(0.0, 1.0, 1.0)  # a learning rate of 0: every step is the same
+
+    def step() -> None:
+        found.copy_(losses[0].gradient(made, target))
+
+    with torch.enable_grad():
+        run = CapturedStep(step, device)
+        for _ in range(5):
+            run()
+            expected = losses[1].gradient(made, target)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))

@@ -20,7 +20,7 @@ from training.adversarial import SHARES
 from training.codec import CodecTraining, encode, feature_parameters, read_codes
 from training.corpus import TimedUtterance
 from training.files import load_parts
-from training.finetune import EXACTNESS, PEAK_RATE, DecoderFinetuning
+from training.finetune import CODED_SPECTRAL_FACTOR, PEAK_RATE, DecoderFinetuning
 from training.held_out import reconstruct
 from training.layout import CODE_0_SIZE, NUM_CODEBOOKS, RESIDUAL_SIZE
 from training.pool import CODES_FILE
@@ -35,6 +35,7 @@ from training.vocoder import (
     START_ROWS,
     STATE,
     VocoderTraining,
+    add_arguments,
 )
 
 CPU = torch.device("cpu")
@@ -190,6 +191,16 @@ def test_the_first_segments_begin_where_utterances_do(corpus: Path, trained: Pat
     assert len(set(starts[START_ROWS:].tolist())) > 5
 
 
+def test_a_batch_smaller_than_the_starts_of_utterances_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, minutes=1.0)
+    given = ["--work", "corpus", "--codec", "codec", "--batch"]
+    assert parser.parse_args([*given, str(START_ROWS)]).batch == START_ROWS
+    with pytest.raises(SystemExit):
+        parser.parse_args([*given, str(START_ROWS - 1)])
+    assert f"must be at least {START_ROWS}" in capsys.readouterr().err
+
+
 def test_the_start_of_a_stream_is_trained(corpus: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = vocoder(corpus, trained)
     monkeypatch.setattr(training, "target", lambda starts: torch.zeros(len(starts), SEGMENT * FRAME))
@@ -285,14 +296,14 @@ def test_finetuning_trains_the_whole_decoder_on_codes_and_on_features(
     assert len(before) > len(list(training.decoder.decoder.parameters()))
     gradient, seen = training.adversarial.gradient, []
 
-    def record(made: torch.Tensor, target: torch.Tensor, adversarial: bool, exactness: torch.Tensor) -> torch.Tensor:
-        seen.append(exactness.tolist())
-        return gradient(made, target, adversarial, exactness)
+    def record(made: torch.Tensor, target: torch.Tensor, adversarial: bool, factors: torch.Tensor) -> torch.Tensor:
+        seen.append(factors.tolist())
+        return gradient(made, target, adversarial, factors)
 
     monkeypatch.setattr(training.adversarial, "gradient", record)
     training.adversarial.schedule(1.0, 1.0, 1.0)
     training.step()
-    assert seen == [pytest.approx([EXACTNESS, 1, EXACTNESS, 1])]
+    assert seen == [pytest.approx([CODED_SPECTRAL_FACTOR, 1, CODED_SPECTRAL_FACTOR, 1])]
     assert not any(torch.equal(a, b) for a, b in zip(before, training.parameters, strict=True))
     assert training.distances["features"] > 0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyvox.kernels import quantized_rows, register_linear, wgmma_conv
+from polyvox.kernels import quantized_rows, register_linear, sample_conv, wgmma_conv
 from polyvox.kernels.gpu import MIN_OVERLAP_ARCHITECTURE
 
 
@@ -52,6 +52,7 @@ FAST_PATHS = (
         "Triton kernels",
         register_linear.supports_architecture,
     ),
+    FastPath("codec's last layer in CUDA C++", "NVRTC", "Triton kernels", sample_conv.supports_architecture),
 )
 
 

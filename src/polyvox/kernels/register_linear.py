@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codec's linear layers of up to 32 rows in CUDA C++: matrices are in registers before the previous launch ended.
+"""The codec's linear layers of up to 32 rows in CUDA C++: a matrix is in registers before the previous launch ends.
 
     the inputs and results of small_batch_linear.py, for the shapes in INSTANCES; also with a layer scale [N]:
     add + scale · (x @ weightᵀ)

@@ -9,7 +9,7 @@ column is loaded once and multiplied with the weights of all taps (sample_conv.c
 first program of a stream, the only one that reads its history, also updates it.
 
 Types: active, weight and state float16; bias and y float32. Roundings: as conv.py: products summed in float32, here
-each tap's first, then the taps' sums from the oldest on, and the bias. NaN stays NaN.
+each tap's first, then the bias and the taps' sums, from the oldest on. NaN stays NaN.
 Bytes: active once from memory, and 6 of 240 columns again; y once. The weights, 1.5 KB, from cache.
 A sample's bits depend on its own columns only. Runs on every architecture of gpu.py with NVRTC, for at least 6 columns;
 elsewhere conv.py and a clamp compute the same, within rounding.
@@ -42,7 +42,10 @@ def supports(active: Tensor, layer: PackedConv) -> bool:
     shape = (layer.inputs, layer.outputs, layer.taps, layer.dilation, layer.rate)
     if shape != (CHANNELS, 1, TAPS, 1, 1) or active.shape[2] < layer.history:
         return False
-    architecture = gpu_of(active.device).architecture
+    return supports_architecture(gpu_of(active.device).architecture)
+
+
+def supports_architecture(architecture: int) -> bool:
     return architecture in GPUS and source(architecture).available()
 
 
