@@ -195,8 +195,8 @@ def test_nothing_outside_of_the_tensors_is_read_or_written(
     squares, scale = guarded(x.float().square().sum(1, keepdim=True)), guarded(noise(16, seed=7))
     given = PreNorm(x, x, squares, Norm(gains[0], 1e-6))
     empty, new_empty = torch.empty, Tensor.new_empty
-    monkeypatch.setattr(torch, "empty", lambda *size, **named: guarded(empty(*size, **named)))
-    monkeypatch.setattr(Tensor, "new_empty", lambda like, *size: guarded(new_empty(like, *size)))
+    monkeypatch.setattr(torch, "empty", lambda *size, **named: guarded(empty(*size, **named).fill_(torch.nan)))
+    monkeypatch.setattr(Tensor, "new_empty", lambda like, *size: guarded(new_empty(like, *size).fill_(torch.nan)))
     made = [
         register_linear.launch(given, weights[0], False),
         register_linear.launch(given, weights[1], True),
