@@ -8,7 +8,9 @@ reference. Tone levels are relative to the level of the recording.
 """
 
 import argparse
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -26,7 +28,14 @@ class MosPredictor:
     """DistillMOS on the CPU."""
 
     def __init__(self) -> None:
-        from distillmos import ConvTransformerSQAModel  # type: ignore[import-not-found]
+        # DistillMOS uses torchaudio in its command only, and torchaudio does not load beside a torch for CPUs.
+        stub = ModuleType("torchaudio")
+        known = sys.modules.setdefault("torchaudio", stub)
+        try:
+            from distillmos import ConvTransformerSQAModel  # type: ignore[import-not-found]
+        finally:
+            if known is stub:
+                del sys.modules["torchaudio"]
 
         self._model = ConvTransformerSQAModel().eval()
 
@@ -42,7 +51,7 @@ def load_mos_predictor() -> MosPredictor | None:
     """The predictor, or None and a line with the reason where DistillMOS cannot be loaded."""
     try:
         return MosPredictor()
-    except (ImportError, OSError) as error:  # OSError: a shared library of torchaudio is missing
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         report(f"MOS is not measured: DistillMOS cannot be loaded ({reason})")
         return None
