@@ -18,11 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from conformance.cuda_on_cpu import COMPILER, compile_for_cpu
 from polyvox.kernels import cuda_source, register_linear
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 
-COMPILER, NVCC = shutil.which("g++"), shutil.which("nvcc")
+NVCC = shutil.which("nvcc")
 SOURCE = Path(register_linear.__file__).with_suffix(".cu")
 NUM_PROGRAMS = 2
 DTYPE, TOLERANCE = torch.float16, 2**-9
@@ -46,19 +47,12 @@ typedef bits16 B;
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("register_linear")
     calls = "".join(
         f"CALL(product_{tiles}_{iterations}_{num_row_tiles})\n"
         for tiles, iterations in sorted(register_linear.INSTANCES)
         for num_row_tiles in register_linear.ROW_TILES
     )
-    (folder / "program.cpp").write_text(PROGRAM + calls)
-    command = [str(COMPILER), "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-DON_CPU", "-Wno-unknown-pragmas"]
-    command += [f"-I{SOURCE.parent}", f"-I{Path(__file__).parent}"]
-    command += ["-o", str(folder / "kernels.so"), str(folder / "program.cpp")]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert made.returncode == 0, made.stderr[-3000:]
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    return compile_for_cpu(PROGRAM + calls, tmp_path_factory.mktemp("register_linear"))
 
 
 @pytest.fixture

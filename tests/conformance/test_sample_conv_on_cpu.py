@@ -17,11 +17,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from conformance.cuda_on_cpu import COMPILER, compile_for_cpu
 from polyvox.kernels import cuda_source, sample_conv
 from polyvox.kernels.conv import pack_conv
 from polyvox.kernels.gpu import GPUS
 
-COMPILER, NVCC = shutil.which("g++"), shutil.which("nvcc")
+NVCC = shutil.which("nvcc")
 SOURCE = Path(sample_conv.__file__).with_suffix(".cu")
 MAX_ERROR = 1e-5  # of samples in [-1, 1], by the order of the sums
 MAX_REGISTERS = 85  # per thread, so that three programs of 256 threads fit into a multiprocessor
@@ -39,14 +40,7 @@ LAUNCH(sample_conv_96)
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("sample_conv")
-    (folder / "program.cpp").write_text(PROGRAM)
-    command = [str(COMPILER), "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-DON_CPU", "-Wno-unknown-pragmas"]
-    command += [f"-I{SOURCE.parent}", f"-I{Path(__file__).parent}"]
-    command += ["-o", str(folder / "kernels.so"), str(folder / "program.cpp")]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert made.returncode == 0, made.stderr[-3000:]
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    return compile_for_cpu(PROGRAM, tmp_path_factory.mktemp("sample_conv"))
 
 
 @pytest.fixture

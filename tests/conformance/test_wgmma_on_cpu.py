@@ -6,21 +6,18 @@ wgmma_conv.cu, and the packing and launch sizes of wgmma_conv.py.
 """
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from conformance.cuda_on_cpu import COMPILER, compile_for_cpu
 from polyvox.kernels import conv, cuda_source, gpu, wgmma_conv
 from polyvox.kernels.conv import PackedConv, causal_conv_reference, causal_upsample_reference, pack_conv, pack_upsample
 from polyvox.kernels.snake import snake_coefficients, snake_reference
 
-COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
 
 PROGRAM = """
@@ -50,15 +47,7 @@ MAX_ERROR_DB = -60.0
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("wgmma")
-    (folder / "program.cpp").write_text(PROGRAM)
-    library = folder / "kernels.so"
-    paths = [Path(wgmma_conv.__file__).parent, Path(__file__).parent]
-    command = [str(COMPILER), "-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-DON_CPU", "-Wno-unknown-pragmas"]
-    command += [*(f"-I{path}" for path in paths), "-o", str(library), str(folder / "program.cpp")]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert made.returncode == 0, made.stderr[-3000:]
-    return ctypes.CDLL(str(library))
+    return compile_for_cpu(PROGRAM, tmp_path_factory.mktemp("wgmma"), "-O2")
 
 
 @pytest.fixture
