@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the voice: word errors, lost ends, speech length, MOS, pitch, distance of the voices and real-time factor.
+"""Measure the voice: word errors, lost ends, length, MOS, pitch, loudness, distance of voices and real-time factor.
 
     python -m training.check --asr FOLDER [--checkpoint FOLDER] [--sentences N] [--json FILE]     (make voice-check)
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from polyvox import load
+from polyvox.audio.loudness import integrated_loudness
 from polyvox.bench.prompts import prompts
 from polyvox.bench.wer import WordErrors
 from polyvox.text import split_sentences
@@ -76,6 +77,7 @@ def check(folder: Path, asr: Path, sentences: int) -> dict[str, Any]:
     predict = load_mos_predictor()
     for voice, pieces in samples.items():
         found[f"pitch {voice}"] = median_pitch(pieces, rate)
+        found[f"loudness {voice}"] = integrated_loudness(np.concatenate(pieces), rate)
         if predict:
             found[f"mos {voice}"] = float(np.mean([predict(one, rate) for one in pieces[:MOS_SENTENCES]]))
     return found | voice_distance(list(samples.values()), rate)
