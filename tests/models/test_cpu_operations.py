@@ -132,3 +132,16 @@ def test_precomputed_rows_give_the_codes_of_the_projection() -> None:
         predictor(hidden, first, draw)
         predictor.precompute()
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_precomputed_rows_stay_where_they_are_until_the_type_changes() -> None:
+    """CUDA graphs of a first engine contain their addresses when a second one is made of the same model."""
+    shape = TransformerConfig(16, 24, layers=1, heads=2, kv_heads=2, head_dim=8, norm_eps=1e-6, rope_theta=10_000)
+    predictor = CodePredictor(CodePredictorConfig(shape, 32), 24, 3)
+    predictor.precompute()
+    first = predictor.precomputed
+    predictor.precompute()
+    assert predictor.precomputed is first
+    predictor.half().precompute()
+    assert predictor.precomputed is not None
+    assert predictor.precomputed.rows.dtype == torch.float16
