@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs of CUDA C++ on a CPU: a thread of the CPU for each thread of a program, one program after the other.
+// Programs of CUDA C++ on a CPU: a thread of the CPU for each thread of a program, one program or cluster of programs
+// after the other.
 #include <barrier>
 #include <cmath>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #define __forceinline__ inline
 #define __global__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 
 struct Index {
   unsigned x;
@@ -23,10 +25,25 @@ struct uint4 {
 
 static thread_local Index threadIdx, blockIdx;
 static Index blockDim, gridDim;
-static unsigned char *memory;
 static unsigned memory_bytes;
-static std::vector<std::unique_ptr<std::barrier<>>> warpgroups, warps;
-static std::unique_ptr<std::barrier<>> program;
+static std::unique_ptr<std::barrier<>> cluster;
+
+struct Program {  // what its threads share
+  std::vector<uint4> bytes;
+  std::barrier<> all;
+  std::vector<std::unique_ptr<std::barrier<>>> warpgroups, warps;
+
+  explicit Program(int threads)
+      : bytes(memory_bytes / sizeof(uint4) + 1, uint4{~0u, ~0u, ~0u, ~0u}),  // NaN
+        all(threads) {
+    for (int i = 0; i < threads / 128; i++) warpgroups.push_back(std::make_unique<std::barrier<>>(128));
+    for (int i = 0; i < threads / 32; i++) warps.push_back(std::make_unique<std::barrier<>>(32));
+  }
+};
+static std::vector<std::unique_ptr<Program>> programs;  // of a cluster
+static thread_local unsigned char *memory;
+static thread_local std::unique_ptr<std::barrier<>> *warpgroups, *warps;
+static thread_local std::barrier<> *program;
 
 static void require(bool condition, const char *message) {
   if (!condition) {
@@ -39,29 +56,32 @@ static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 static void __syncthreads() { program->arrive_and_wait(); }
 
 template <class Kernel>
-static void launch(int num_programs, int threads, int shared_bytes, Kernel kernel) {
+static void launch(int num_programs, int threads, int shared_bytes, Kernel kernel, int cluster_size = 1) {
+  require(num_programs % cluster_size == 0, "the number of programs is no multiple of the cluster's");
   gridDim.x = num_programs;
   blockDim.x = threads;
   memory_bytes = shared_bytes;
-  for (int index = 0; index < num_programs; index++) {
-    std::vector<uint4> bytes(shared_bytes / sizeof(uint4) + 1, uint4{~0u, ~0u, ~0u, ~0u});  // NaN
-    memory = (unsigned char *)bytes.data();
-    program = std::make_unique<std::barrier<>>(threads);
-    warpgroups.clear();
-    warps.clear();
-    for (int i = 0; i < threads / 128; i++) warpgroups.push_back(std::make_unique<std::barrier<>>(128));
-    for (int i = 0; i < threads / 32; i++) warps.push_back(std::make_unique<std::barrier<>>(32));
+  for (int first = 0; first < num_programs; first += cluster_size) {
+    programs.clear();
+    for (int rank = 0; rank < cluster_size; rank++) programs.push_back(std::make_unique<Program>(threads));
+    cluster = std::make_unique<std::barrier<>>(threads * cluster_size);
     std::vector<std::thread> all;
-    for (int thread = 0; thread < threads; thread++)
+    for (int i = 0; i < threads * cluster_size; i++)
       all.emplace_back([=] {
-        threadIdx.x = thread;
-        blockIdx.x = index;
+        Program &own = *programs[i / threads];
+        memory = (unsigned char *)own.bytes.data();
+        warpgroups = own.warpgroups.data();
+        warps = own.warps.data();
+        program = &own.all;
+        threadIdx.x = i % threads;
+        blockIdx.x = first + i / threads;
         kernel();
       });
     for (std::thread &thread : all) thread.join();
   }
 }
-#define LAUNCH(NAME)                                                                                                  \
+#define LAUNCH(NAME) LAUNCH_CLUSTERS(NAME, 1)
+#define LAUNCH_CLUSTERS(NAME, SIZE)                                                                                   \
   extern "C" void launch_##NAME(int num_programs, int threads, int shared_bytes, void **p, int *n) {                  \
-    launch(num_programs, threads, shared_bytes, [=] { call_##NAME(p, n); });                                          \
+    launch(num_programs, threads, shared_bytes, [=] { call_##NAME(p, n); }, SIZE);                                    \
   }

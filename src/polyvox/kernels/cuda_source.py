@@ -10,6 +10,7 @@ captured in a CUDA graph.
 import ctypes
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_…: the launch may start before the previous one has ended
-Argument = Tensor | int | float | None  # pointers, 32-bit integers and float32
+Argument = Tensor | int | float | bytes | None  # pointers, 32-bit integers, float32 and structures
 OnCompile = Callable[[bool], None]  # called before a compilation (False) and after it (True)
 
 
@@ -105,7 +106,7 @@ class CudaSource:
 
     def compile(self) -> bytes:
         """The machine code, from the cache if it was compiled before. Needs no GPU."""
-        source = (Path(__file__).parent / self.file).read_bytes()
+        source = _read(self.file).encode()
         version = ctypes.c_int(), ctypes.c_int()
         _nvrtc().nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
         words = [source, self.architecture.encode(), f"{version[0].value}.{version[1].value}".encode()]
@@ -147,11 +148,19 @@ def set_listener(listener: OnCompile | None) -> None:
     _listener = listener
 
 
-def _to_c(value: Argument) -> ctypes.c_int | ctypes.c_float | ctypes.c_uint64:
+def _read(file: str) -> str:
+    """A file of this folder, with the files of this folder (NAME.cuh) that it includes."""
+    text = (Path(__file__).parent / file).read_text()
+    return re.sub(r'^#include "(\w+\.cuh)"$', lambda found: _read(found[1]), text, flags=re.MULTILINE)
+
+
+def _to_c(value: Argument) -> ctypes.c_int | ctypes.c_float | ctypes.c_uint64 | ctypes.Array[ctypes.c_char]:
     if isinstance(value, int):
         return ctypes.c_int(value)
     if isinstance(value, float):
         return ctypes.c_float(value)
+    if isinstance(value, bytes):
+        return ctypes.create_string_buffer(value, len(value))
     return ctypes.c_uint64(0 if value is None else value.data_ptr())
 
 
