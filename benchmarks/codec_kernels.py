@@ -25,7 +25,8 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels import conv, sample_conv, tiles, wgmma_conv
-from polyvox.models.layers.conv_decoder import DecoderPass, ResidualUnit, SampleConv, SnakeBeta, Stateful
+from polyvox.models.layers.conv_decoder import ResidualUnit, SampleConv, SnakeBeta, Stateful
+from polyvox.models.layers.decoder_pass import DecoderPass
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.family import FAMILY
 
@@ -231,7 +232,7 @@ def show_cuda(half: CodecDecoder, batches: list[int]) -> None:
                 continue
             if isinstance(layer, SampleConv):
                 call: Callable[[], Tensor | tuple[Tensor, ...]] = partial(layer.samples, x, step)
-            elif isinstance(parent, ResidualUnit) and launch.taps.inputs in wgmma_conv.UNIT_SLOTS:
+            elif isinstance(parent, ResidualUnit) and launch.taps.inputs in wgmma_conv.UNIT_CHANNELS:
                 if layer is parent.conv2:
                     continue  # part of the unit
                 call = partial(parent, x, x, step, snake, keep=True)

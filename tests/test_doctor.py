@@ -18,7 +18,7 @@ from polyvox.cli import doctor
 from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
 from polyvox.errors import CheckpointError
-from polyvox.kernels import register_linear, sample_conv, wgmma_conv
+from polyvox.kernels import history, register_linear, sample_conv, wgmma_conv
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -130,13 +130,15 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(wgmma_conv.SOURCE, "_available", False)
     monkeypatch.setattr(register_linear.source(90), "_available", False)
     monkeypatch.setattr(sample_conv.source(90), "_available", False)
+    monkeypatch.setattr(history.source(90), "_available", False)
     message = one("gpus").message
     assert "plain paths: vocoder's wgmma kernels (needs compute capability 9.0 exactly, and NVRTC; instead: Triton" in (
         message
     )
     assert "codec's linear layers of few rows in CUDA C++ (needs compute capability 9.0, 10.0 or 12.0" in message
     assert "codec's last layer in CUDA C++ (needs NVRTC" in message
-    for source in (wgmma_conv.SOURCE, register_linear.source(90), sample_conv.source(90)):
+    assert "codec's histories in one launch (needs NVRTC" in message
+    for source in (wgmma_conv.SOURCE, register_linear.source(90), sample_conv.source(90), history.source(90)):
         monkeypatch.setattr(source, "_available", True)
     finding = one("gpus")
     assert finding.state == "ok"

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from polyvox.models.layers.conv_decoder import (
     CausalConv,
     CausalUpsample,
-    DecoderPass,
     ResidualUnit,
     SnakeBeta,
     UpsampleBlock,
 )
+from polyvox.models.layers.decoder_pass import DecoderPass
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from training.snake import snake
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What wgmma_conv.cu needs of the hardware, for a CPU (cuda_on_cpu.hpp). Shared memory is an array whose bounds are
+// What wgmma.cuh has of the hardware, for a CPU (cuda_on_cpu.hpp). Shared memory is an array whose bounds are
 // checked, and asynchronous copies and products complete at once. A warp waits for its 32 threads where it waits for
 // products, because its first thread releases the weights.
 #include <chrono>
@@ -14,18 +14,27 @@ struct float2 {
   float x, y;
 };
 struct TransactionBarrier {
-  int expected, pending, phase;
+  int expected, pending, phase, bytes;
 };
 
-
-static TransactionBarrier barriers[BARRIER_BYTES / 8];
+static TransactionBarrier barriers[CLUSTER][BARRIER_BYTES / 8];
 static std::mutex barrier_mutex;
 static std::condition_variable barrier_changed;
 
+// As on a GPU, the upper bits of an address are the program's rank.
+static int cluster_rank() { return (int)(blockIdx.x % programs.size()); }
+static unsigned offset_of(unsigned address, int rank) {
+  require((int)(address >> 24) == rank, "an address is of another program");
+  return address & 0xFFFFFF;
+}
+template <class Value>
+static Value &at(unsigned offset) {
+  require(offset + sizeof(Value) <= memory_bytes, "an address is outside of shared memory");
+  return *(Value *)(memory + offset);
+}
 template <class Value>
 static Value &shared(unsigned address) {
-  require(address + sizeof(Value) <= memory_bytes, "an address is outside of shared memory");
-  return *(Value *)(memory + address);
+  return at<Value>(offset_of(address, cluster_rank()));
 }
 static float to_float(half_bits bits) {
   _Float16 value;
@@ -42,34 +51,53 @@ static half_bits to_half(float value) {
 
 static int min(int a, int b) { return a < b ? a : b; }
 static void __syncwarp() {}
+static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((u64)a * b >> 32); }
 
-static unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - memory); }
-static u64 operand(unsigned address, unsigned lead) {
-  return (u64)(address >> 4) | (u64)(lead >> 4) << 16 | (u64)(128 >> 4) << 32;
+static unsigned shared_address(const void *p) {
+  return (unsigned)((const unsigned char *)p - memory) | cluster_rank() << 24;
 }
+static u64 operand(unsigned address, unsigned lead) {
+  return (u64)(address >> 4 & 0x3FFF) | (u64)(lead >> 4) << 16 | (u64)(128 >> 4) << 32;
+}
+static void sync_cluster() { cluster->arrive_and_wait(); }
 static void barrier_init(unsigned barrier, int arrivals) {
   std::lock_guard lock(barrier_mutex);
-  barriers[barrier / 8] = {arrivals, arrivals, 0};
+  barriers[cluster_rank()][offset_of(barrier, cluster_rank()) / 8] = {arrivals, arrivals, 0, 0};
 }
-static void barrier_arrive(unsigned barrier) {
+// Arrivals and bytes that a barrier still waits for.
+static void change_barrier(unsigned barrier, int rank, int arrivals, int bytes) {
   std::lock_guard lock(barrier_mutex);
-  TransactionBarrier &b = barriers[barrier / 8];
-  if (--b.pending == 0) {
+  TransactionBarrier &b = barriers[rank][offset_of(barrier, cluster_rank()) / 8];
+  b.pending -= arrivals;
+  b.bytes += bytes;
+  if (b.pending == 0 && b.bytes == 0) {
     b.pending = b.expected;
     b.phase ^= 1;
     barrier_changed.notify_all();
   }
 }
+static void barrier_expect(unsigned barrier, int bytes) { change_barrier(barrier, cluster_rank(), 1, bytes); }
+static void arrive_in_cluster(unsigned barrier, int rank) { change_barrier(barrier, rank, 1, 0); }
 static void barrier_wait(unsigned barrier, int parity) {
+  const int rank = cluster_rank();
   std::unique_lock lock(barrier_mutex);
-  const auto done = [&] { return barriers[barrier / 8].phase != parity; };
+  const auto done = [&] { return barriers[rank][offset_of(barrier, rank) / 8].phase != parity; };
   require(barrier_changed.wait_for(lock, std::chrono::seconds(300), done), "a barrier was not completed in 300 s");
 }
-static void copy_stage(unsigned to, const void *from, int bytes, unsigned barrier) {
-  require(to + bytes <= memory_bytes, "a stage is outside of shared memory");
-  std::memcpy(memory + to, from, bytes);
-  barrier_arrive(barrier);
+static void copy_bytes_of(int rank, unsigned to, const void *from, int bytes, unsigned barrier) {
+  to = offset_of(to, cluster_rank());
+  require(to + bytes <= memory_bytes, "a copy is outside of shared memory");
+  std::memcpy((unsigned char *)programs[rank]->bytes.data() + to, from, bytes);
+  change_barrier(barrier, rank, 0, -bytes);
 }
+static void copy_bytes(unsigned to, const void *from, int bytes, unsigned barrier) {
+  copy_bytes_of(cluster_rank(), to, from, bytes, barrier);
+}
+static void copy_bytes_to_cluster(unsigned to, const void *from, int bytes, unsigned barrier) {
+  for (int rank = 0; rank < (int)programs.size(); rank++) copy_bytes_of(rank, to, from, bytes, barrier);
+}
+static void give_registers() {}
+static void take_registers() {}
 static void sync_warpgroup(int warpgroup) { warpgroups[warpgroup]->arrive_and_wait(); }
 static void begin_products() {}
 static void commit_products() {}
@@ -91,15 +119,17 @@ static float snake(float x, float rate, float height) {
 }
 static uint4 load_once(const half_bits *from) { return *(const uint4 *)from; }
 static void copy_16_bytes(unsigned to, const half_bits *from) { shared<uint4>(to) = *(const uint4 *)from; }
+static void commit_copies() {}
+template <int MAX_PENDING>
 static void wait_for_copies() {}
-static void store_16_bytes(unsigned to, const unsigned (&v)[4]) { shared<uint4>(to) = {v[0], v[1], v[2], v[3]}; }
+static uint4 load_16_bytes(unsigned from) { return shared<uint4>(from); }
 
 // One thread's part of a product of 64 rows: two rows, two of every eight columns, 16 input channels.
 template <int COUNT>
 static void multiply(float (&d)[COUNT], u64 a, u64 b, int accumulate) {
   const auto value = [](u64 operand, int row, int k) {
     const unsigned start = (operand & 0x3FFF) << 4, lead = (operand >> 16 & 0x3FFF) << 4;
-    return to_float(shared<half_bits>(start + k / 8 * lead + row * 16 + k % 8 * 2));
+    return to_float(at<half_bits>(start + k / 8 * lead + row * 16 + k % 8 * 2));
   };
   const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
   for (int i = 0; i < COUNT; i++) {
@@ -108,4 +138,28 @@ static void multiply(float (&d)[COUNT], u64 a, u64 b, int accumulate) {
     for (int k = 0; k < 16; k++) sum += value(a, row + i / 2 % 2 * 8, k) * value(b, column, k);
     d[i] = sum;
   }
+}
+// The same with the left operand in registers, which the threads of a warp exchange.
+template <int COUNT>
+static void multiply(float (&d)[COUNT], const unsigned *a, u64 b, int accumulate) {
+  static unsigned all_fragments[CLUSTER][MAX_WARPGROUPS * 4][32][4];
+  auto &fragments = all_fragments[cluster_rank()];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  std::memcpy(fragments[warp][lane], a, sizeof fragments[warp][lane]);
+  warps[warp]->arrive_and_wait();
+  const auto left = [&](int row, int k) {  // row: 0 to 15
+    const unsigned pair = fragments[warp][row % 8 * 4 + k % 8 / 2][k / 8 * 2 + row / 8];
+    return to_float(pair >> k % 2 * 16 & 0xFFFF);
+  };
+  const unsigned start = (b & 0x3FFF) << 4, lead = (b >> 16 & 0x3FFF) << 4;
+  for (int i = 0; i < COUNT; i++) {
+    const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    float sum = accumulate ? d[i] : 0.f;
+    for (int k = 0; k < 16; k++) {
+      const half_bits right = at<half_bits>(start + k / 8 * lead + column * 16 + k % 8 * 2);
+      sum += left(lane / 4 + i / 2 % 2 * 8, k) * to_float(right);
+    }
+    d[i] = sum;
+  }
+  warps[warp]->arrive_and_wait();
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.depthwise import depthwise_norm, depthwise_norm_reference
 from polyvox.kernels.ring_attention import RingAttention
-from polyvox.models.layers.conv_decoder import DecoderState
+from polyvox.models.layers.decoder_pass import DecoderState
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from polyvox.models.qwen3_tts.synthetic import tiny_files

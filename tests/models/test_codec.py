@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from conftest import DEVICE, Loaded
 from parity import TOLERANCE, golden, relative_error
-from polyvox.models.layers.conv_decoder import DecoderState
+from polyvox.models.layers.decoder_pass import DecoderState
 from polyvox.models.layers.transformer import TransformerLayer
 from reference.cases import STREAMED_CODEC_FRAMES
 

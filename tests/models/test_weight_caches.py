@@ -13,20 +13,17 @@ from polyvox.kernels import sample_conv, wgmma_conv
 from polyvox.models.layers.conv_decoder import (
     CausalConv,
     CausalUpsample,
-    DecoderPass,
     ResidualUnit,
     SampleConv,
     SnakeBeta,
 )
+from polyvox.models.layers.decoder_pass import DecoderPass
 from polyvox.models.qwen3_tts import codec
 from polyvox.models.qwen3_tts.codec import SplitQuantizer
 from polyvox.models.qwen3_tts.config import CodecConfig
 
 CHANNELS = 192
-STEP = cast(
-    DecoderPass,
-    SimpleNamespace(slots=torch.zeros(1, dtype=torch.int64), before={"": torch.zeros(1)}, absent=None),
-)
+STEP = DecoderPass({"": torch.zeros(1)}, torch.zeros(1, dtype=torch.int64))
 
 
 @pytest.fixture

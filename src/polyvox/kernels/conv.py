@@ -22,6 +22,7 @@ A row's bits depend on the tile's shape, which follows from M and N, and on noth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 HISTORY_CHANNELS = 64
+UpdateHistory = Callable[[Tensor, Tensor, Tensor], None]  # as update_history
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,11 +122,12 @@ def causal_conv(
     return_sum: bool = True,
     dtype: torch.dtype | None = None,
     absent: Tensor | None = None,
+    update: UpdateHistory | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum and its Snake, [B, outputs, rate · T] each; one tensor twice without return_sum or without snake.
 
     Updates state in place. snake: its coefficients (snake.py). dtype: of the sum, by default that of x. absent [B]: the
-    first output columns of each stream, a multiple of the rate, that are zero.
+    first output columns of each stream, a multiple of the rate, that are zero. update: instead of update_history.
     """
     rows = channels_last(x)
     batch, columns, inputs = rows.shape
@@ -156,7 +159,7 @@ def causal_conv(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if state is not None:
-        update_history(rows, past, slots)
+        (update or update_history)(rows, past, slots)
     summed = raw.transpose(1, 2) if return_sum else act.transpose(1, 2)
     return summed, act.transpose(1, 2)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyvox.kernels.conv import causal_conv_reference, channels_last, update_history
+from polyvox.kernels.conv import UpdateHistory, causal_conv_reference, channels_last, update_history
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 
 if TYPE_CHECKING:
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 
 def depthwise_norm(
-    x: Tensor, state: Tensor, slots: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, eps: float
-) -> Tensor:
+    x: Tensor, state: Tensor, slots: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, eps: float,
+    update: UpdateHistory | None = None,
+) -> Tensor:  # fmt: skip
+    """update: instead of conv.update_history."""
     rows, past = channels_last(x), state.transpose(1, 2)
     batch, columns, channels = rows.shape
     taps = weight.shape[2]
@@ -39,7 +41,7 @@ def depthwise_norm(
         rows, past, slots, weight, bias, gain, shift, out, columns, channels, eps,
         TAPS=taps, BLOCK=power_of_2(channels), num_warps=4,
     )  # fmt: skip
-    update_history(rows, past, slots)
+    (update or update_history)(rows, past, slots)
     return out
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyvox.kernels import quantized_rows, register_linear, sample_conv, wgmma_conv
+from polyvox.kernels import history, quantized_rows, register_linear, sample_conv, wgmma_conv
 from polyvox.kernels.gpu import MIN_OVERLAP_ARCHITECTURE
 
 
@@ -53,6 +53,12 @@ FAST_PATHS = (
         register_linear.supports_architecture,
     ),
     FastPath("codec's last layer in CUDA C++", "NVRTC", "Triton kernels", sample_conv.supports_architecture),
+    FastPath(
+        "codec's histories in one launch",
+        "NVRTC",
+        "a launch of a Triton kernel for each",
+        history.supports_architecture,
+    ),
 )
 
 

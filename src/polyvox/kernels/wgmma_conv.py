@@ -9,14 +9,15 @@
 
 Why not Triton: its convolution copies a column to shared memory once for each tap, which the L2 cache limits, and it
 cannot start an operand at any row. Here a tile's columns are copied once (wgmma_conv.cu), and the values between the
-two convolutions of a unit stay on the multiprocessor: a third fewer bytes. For 96 channels all weights do, too.
+two convolutions of a unit stay in registers: a third fewer bytes. For 96 channels all weights stay on the
+multiprocessor, too; other weights are copied in stages, each once for two programs on adjacent multiprocessors.
 
 Types: float16; biases and Snake's coefficients float32. Roundings: as conv.py; the sine is the hardware's (error 1e-6,
 1e-5 at arguments of 100), which is below the rounding of the result. Needs sm_90 exactly (`supports_...`), NVRTC, and
 columns that are a multiple of 64; elsewhere conv.py computes the same, within rounding.
 Bytes: x, active and add once from memory, y and Snake(y) once each; weights from cache. A row's bits depend on nothing
-else of the batch. Registers: no more than 168 per thread, 3 warpgroups; shared memory: `unit_shared`, `conv_shared`,
-`upsample_shared`.
+else of the batch. Registers: no more than 168 per thread and 3 warpgroups, or 160 and a fourth warpgroup with 32 that
+copies weights; shared memory: `unit_shared`, `conv_shared`, `upsample_shared`.
 
 A program of the upsampling has the weights of one output column of each input column, 74 KB, in shared memory. It
 copies a window of all channels once, and no weights in its loop. The programs of the other output columns find the
@@ -29,8 +30,8 @@ import torch
 from torch import Tensor
 
 from polyvox.kernels import cuda_source
-from polyvox.kernels.conv import PackedConv, causal_conv_reference, channels_last, update_history
-from polyvox.kernels.gpu import gpu_of
+from polyvox.kernels.conv import PackedConv, UpdateHistory, causal_conv_reference, channels_last, update_history
+from polyvox.kernels.gpu import GPUS, gpu_of
 from polyvox.kernels.snake import snake_reference
 
 SOURCE = cuda_source.CudaSource("wgmma_conv.cu", "90a")
@@ -39,11 +40,17 @@ TILE_ROWS = 64
 MAX_WARPGROUPS = 3
 THREADS = 128  # of a warpgroup
 UNIT_TAPS = 7
-UNIT_SLOTS = {96: 24, 192: 7}  # channels of a residual unit: stages of weights in shared memory
-CONV_SLOTS, CONV_CHUNK = 8, 64
+UNIT_CHANNELS = (96, 192)  # all weights of a unit of 96 are in shared memory, others are copied in stages
+RESIDENT_CHANNELS = 96
+UNIT_HALF = 96  # outputs of the second convolution at a time
+CHUNK = 64  # input channels of a stage and of a convolution's window
+MIN_SLOTS, MAX_SLOTS = 3, 6  # stages in shared memory
+CLUSTER = 2  # programs that share copies of weights
+FEW_TAPS = 2  # a convolution with more has large windows
 CONV_WIDTH = 192  # output channels per tile; tiles of 96 are slower than Triton's
 UPSAMPLE_INPUTS, UPSAMPLE_OUTPUTS, UPSAMPLE_TAPS = 192, 96, 2
 BARRIER_BYTES = 512
+MIN_SHARED, TILE_COST = 2, 0.25  # copying weights takes as long as two tiles; the rest of a program's turn
 
 Coefficients = tuple[Tensor, Tensor]  # Snake's, per channel
 
@@ -67,21 +74,21 @@ def supports_unit(active: Tensor, dilation: int) -> bool:
     A program that copies its weights in stages needs several tiles to share them.
     """
     batch, channels, columns = active.shape
-    if channels not in UNIT_SLOTS or not _supports(active):
+    if channels not in UNIT_CHANNELS or not _supports(active):
         return False
-    resident = UNIT_SLOTS[channels] == (UNIT_TAPS + 1) * channels // 32
-    if not resident and batch * columns // TILE_ROWS < 2 * gpu_of(active.device).multiprocessors:
-        return False
-    return unit_shared(channels, dilation, MAX_WARPGROUPS) <= gpu_of(active.device).shared
+    gpu = gpu_of(active.device)
+    if channels == RESIDENT_CHANNELS:
+        return unit_shared(channels, dilation, MAX_WARPGROUPS) <= gpu.shared
+    return batch * columns // TILE_ROWS >= 2 * gpu.multiprocessors and unit_slots(channels, dilation) >= MIN_SLOTS
 
 
 def supports_conv(x: Tensor, layer: PackedConv) -> bool:
     """Whether `convolution` runs for these signals, and is faster: there is a tile for every multiprocessor."""
-    if layer.inputs % CONV_CHUNK or layer.weight.shape[1] % CONV_WIDTH or not _supports(x):
+    if layer.inputs % CHUNK or layer.weight.shape[1] % CONV_WIDTH or not _supports(x):
         return False
     gpu = gpu_of(x.device)
     tiles = -(-x.shape[0] * x.shape[2] // (TILE_ROWS * MAX_WARPGROUPS)) * (layer.weight.shape[1] // CONV_WIDTH)
-    return tiles >= gpu.multiprocessors and conv_shared(layer.history, MAX_WARPGROUPS) <= gpu.shared
+    return tiles >= gpu.multiprocessors and conv_slots(layer.taps, layer.history) >= MIN_SLOTS
 
 
 def supports_upsample(x: Tensor, layer: PackedConv) -> bool:
@@ -104,15 +111,42 @@ def _supports(x: Tensor) -> bool:
     )
 
 
+def unit_slots(channels: int, dilation: int) -> int:
+    """Stages of weights in shared memory; 0 if all weights are."""
+    if channels == RESIDENT_CHANNELS:
+        return 0
+    window = (TILE_ROWS + (UNIT_TAPS - 1) * dilation) | 1
+    used = BARRIER_BYTES + 6 * channels * 4 + MAX_WARPGROUPS * window * channels * 2
+    return min(MAX_SLOTS, (GPUS[ARCHITECTURE].shared - used) // (2 * CHUNK * channels))
+
+
 def unit_shared(channels: int, dilation: int, warpgroups: int) -> int:
     """Bytes of shared memory of a residual unit's program."""
+    slots = unit_slots(channels, dilation)
+    weights = 2 * CHUNK * channels * slots if slots else 2 * (UNIT_TAPS + 1) * channels**2
     window = (TILE_ROWS + (UNIT_TAPS - 1) * dilation) | 1
-    return BARRIER_BYTES + 6 * channels * 4 + UNIT_SLOTS[channels] * 64 * channels + warpgroups * window * channels * 2
+    return BARRIER_BYTES + 6 * channels * 4 + weights + warpgroups * window * channels * 2
 
 
-def conv_shared(history: int, warpgroups: int) -> int:
+def conv_buffers(taps: int) -> int:
+    """Windows of a warpgroup in shared memory; those of many taps are large, and products with one take longer."""
+    return 5 if taps <= FEW_TAPS else 2
+
+
+def conv_slots(taps: int, history: int) -> int:
+    """Stages of weights in shared memory."""
+    used = BARRIER_BYTES + MAX_WARPGROUPS * conv_buffers(taps) * _conv_window(history)
+    return min(MAX_SLOTS, (GPUS[ARCHITECTURE].shared - used) // (2 * CHUNK * CONV_WIDTH))
+
+
+def conv_shared(taps: int, history: int, warpgroups: int) -> int:
     """Bytes of shared memory of a convolution's program."""
-    return BARRIER_BYTES + CONV_SLOTS * 64 * CONV_WIDTH + warpgroups * ((TILE_ROWS + history) | 1) * CONV_CHUNK * 4
+    windows = warpgroups * conv_buffers(taps) * _conv_window(history)
+    return BARRIER_BYTES + conv_slots(taps, history) * 2 * CHUNK * CONV_WIDTH + windows
+
+
+def _conv_window(history: int) -> int:
+    return ((TILE_ROWS + history) | 1) * CHUNK * 2
 
 
 def upsample_shared(warpgroups: int) -> int:
@@ -122,16 +156,17 @@ def upsample_shared(warpgroups: int) -> int:
 
 
 def pack_unit(conv1: PackedConv, conv2: PackedConv, snake1: Coefficients, snake2: Coefficients) -> PackedStages:
-    """Stages of 32 input channels: those of the first convolution tap by tap, then those of the second."""
-    channels = conv1.outputs
-    weights = torch.cat([conv1.weight, conv2.weight])[:, _column_order(channels, conv1.weight.device)]
-    weights = weights.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()  # [groups of 8 inputs, outputs, 8]
+    """Stages of 32 input channels of the first convolution tap by tap, then the second one's, 96 outputs at a time."""
+    order = _column_order(conv1.outputs, conv1.weight.device)  # also of the second convolution's inputs
+    first = conv1.weight[:, order].unflatten(0, (-1, 8)).transpose(1, 2)  # [groups of 8 inputs, outputs, 8]
+    second = conv2.weight[order][:, order].unflatten(0, (-1, 8)).unflatten(2, (-1, UNIT_HALF)).permute(2, 0, 3, 1)
+    weights = torch.cat([first.flatten(), second.flatten()])
     return PackedStages(weights, torch.cat([conv1.bias, *snake1, conv2.bias, *snake2]).float())
 
 
 def pack_convolution(layer: PackedConv, snake: Coefficients) -> PackedStages:
     """Stages of 32 input channels, for each tile of outputs, chunk of 64 inputs and tap."""
-    weights = layer.weight.view(layer.taps, -1, CONV_CHUNK // 8, 8, layer.weight.shape[1] // CONV_WIDTH, CONV_WIDTH)
+    weights = layer.weight.view(layer.taps, -1, CHUNK // 8, 8, layer.weight.shape[1] // CONV_WIDTH, CONV_WIDTH)
     weights = weights[..., _column_order(CONV_WIDTH, weights.device)].permute(4, 1, 0, 2, 5, 3).contiguous()
     repeated = [values.repeat(layer.rate) for values in snake]
     return PackedStages(weights, torch.cat([layer.bias, *repeated]).float())
@@ -162,10 +197,12 @@ def residual_unit(
     slots: Tensor,
     return_sum: bool = True,
     absent: Tensor | None = None,
+    update: UpdateHistory | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum and its Snake, [B,C,T] each, one tensor twice without return_sum; active is the Snake of x.
 
-    Updates state in place. absent [B]: the first columns of each stream that are zero.
+    Updates state in place. absent [B]: the first columns of each stream that are zero. update: instead of
+    conv.update_history.
     """
     rows, added, past = channels_last(active), channels_last(x), state.transpose(1, 2)
     batch, columns, channels = rows.shape
@@ -174,13 +211,14 @@ def residual_unit(
     act = torch.empty_like(rows)
     raw = torch.empty_like(rows) if return_sum else None
     tiles = batch * columns // TILE_ROWS
-    warpgroups = _num_warpgroups(tiles, 1, rows.device)
+    stages = unit_slots(channels, dilation)
+    grid = _Grid(tiles, 1, stages > 0, rows.device)
     SOURCE.launch(
-        f"residual_unit_{channels}", _num_programs(tiles, warpgroups, 1, rows.device), warpgroups * THREADS,
-        unit_shared(channels, dilation, warpgroups),
-        [rows, added, past, slots, packed.weights, packed.coefficients, raw, act, absent, tiles, columns, dilation],
+        f"residual_unit_{channels}", grid.programs, grid.threads, unit_shared(channels, dilation, grid.warpgroups),
+        [rows, added, past, slots, packed.weights, packed.coefficients, raw, act, absent,
+         tiles, columns, dilation, stages],
     )  # fmt: skip
-    update_history(rows, past, slots)
+    (update or update_history)(rows, past, slots)
     return (act if raw is None else raw).transpose(1, 2), act.transpose(1, 2)
 
 
@@ -203,6 +241,7 @@ def convolution(
     add: Tensor | None = None,
     return_sum: bool = True,
     absent: Tensor | None = None,
+    update: UpdateHistory | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As conv.causal_conv with snake, whose reference implementations it shares."""
     rows, past = channels_last(x), None if state is None else state.transpose(1, 2)
@@ -213,16 +252,16 @@ def convolution(
     raw = torch.empty_like(act) if return_sum else None
     added = None if add is None else channels_last(add)
     tiles = batch * columns // TILE_ROWS
-    across = outputs // CONV_WIDTH
-    warpgroups = _num_warpgroups(tiles, across, rows.device)
+    grid = _Grid(tiles, outputs // CONV_WIDTH, True, rows.device)
+    assert add is None or layer.taps <= FEW_TAPS
     SOURCE.launch(
-        "convolution_192", _num_programs(tiles, warpgroups, across, rows.device), warpgroups * THREADS,
-        conv_shared(layer.history, warpgroups),
+        "convolution_192", grid.programs, grid.threads, conv_shared(layer.taps, layer.history, grid.warpgroups),
         [rows, past, slots, packed.weights, packed.coefficients, added, raw, act, absent,
-         tiles, columns, inputs, outputs, layer.taps, layer.dilation, layer.rate],
+         tiles, columns, inputs, outputs, layer.taps, layer.dilation, layer.rate,
+         conv_slots(layer.taps, layer.history), conv_buffers(layer.taps)],
     )  # fmt: skip
     if past is not None:
-        update_history(rows, past, slots)
+        (update or update_history)(rows, past, slots)
     return (act if raw is None else raw).transpose(1, 2), act.transpose(1, 2)
 
 
@@ -234,6 +273,7 @@ def upsample(
     slots: Tensor,
     return_sum: bool = True,
     absent: Tensor | None = None,
+    update: UpdateHistory | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As conv.causal_conv with snake and without add, whose reference implementations it shares."""
     rows, past = channels_last(x), state.transpose(1, 2)
@@ -243,21 +283,34 @@ def upsample(
     act = torch.empty(batch, columns * layer.rate, layer.outputs, dtype=x.dtype, device=x.device)
     raw = torch.empty_like(act) if return_sum else None
     tiles = batch * columns // TILE_ROWS
-    warpgroups = _num_warpgroups(tiles, layer.rate, rows.device)
+    warpgroups = _Grid(tiles, layer.rate, False, rows.device).warpgroups
     groups = min(gpu_of(rows.device).multiprocessors // layer.rate, -(-tiles // warpgroups))
     SOURCE.launch(
         f"upsampling_{UPSAMPLE_INPUTS}_{UPSAMPLE_OUTPUTS}", groups * layer.rate, warpgroups * THREADS,
         upsample_shared(warpgroups),
         [rows, past, slots, packed.weights, packed.coefficients, raw, act, absent, tiles, columns, layer.rate],
     )  # fmt: skip
-    update_history(rows, past, slots)
+    (update or update_history)(rows, past, slots)
     return (act if raw is None else raw).transpose(1, 2), act.transpose(1, 2)
 
 
-def _num_warpgroups(tiles: int, across: int, device: torch.device) -> int:
-    """As many tiles per program as keep every multiprocessor busy."""
-    return max(1, min(MAX_WARPGROUPS, tiles * across // gpu_of(device).multiprocessors))
+class _Grid:
+    """Programs of a launch with `across` tiles of outputs for each tile of rows.
 
+    staged: an extra warpgroup copies weights in stages for a cluster of programs with adjacent rows.
+    """
 
-def _num_programs(tiles: int, warpgroups: int, across: int, device: torch.device) -> int:
-    return min(gpu_of(device).multiprocessors, -(-tiles // warpgroups) * across)
+    def __init__(self, tiles: int, across: int, staged: bool, device: torch.device) -> None:
+        cluster = CLUSTER if staged else 1
+        clusters = gpu_of(device).multiprocessors // cluster
+
+        def num_items(warpgroups: int) -> int:
+            return -(-tiles // (warpgroups * cluster)) * across
+
+        def cost(warpgroups: int) -> float:
+            time = max(warpgroups, MIN_SHARED) if staged else warpgroups
+            return -(-num_items(warpgroups) // clusters) * (time + TILE_COST)
+
+        self.warpgroups = min(range(MAX_WARPGROUPS, 0, -1), key=cost)
+        self.programs = cluster * min(clusters, num_items(self.warpgroups))
+        self.threads = (self.warpgroups + staged) * THREADS

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyvox.models.layers.conv_decoder import ConvDecoder, DecoderState
+from polyvox.models.layers.conv_decoder import ConvDecoder
+from polyvox.models.layers.decoder_pass import DecoderState
 from polyvox.models.protocol import VocoderContext
 
 

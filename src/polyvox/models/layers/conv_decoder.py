@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.kernels import sample_conv, wgmma_conv
+from polyvox.kernels import history, sample_conv, wgmma_conv
 from polyvox.kernels.conv import (
     PackedConv,
     causal_conv,
@@ -41,12 +41,12 @@ from polyvox.kernels.snake import snake_coefficients, snake_columns, snake_refer
 from polyvox.kernels.wgmma_conv import PackedStages
 from polyvox.kernels.window_positions import next_positions
 from polyvox.models.layers.decoder_config import ConvDecoderConfig
+from polyvox.models.layers.decoder_pass import DecoderPass, DecoderState
 from polyvox.models.layers.rotary import NoRotation, RotaryEmbedding, at_least_float32
 from polyvox.models.layers.transformer import Transformer
 from polyvox.models.layers.transformer_config import TransformerConfig
 from polyvox.models.protocol import Attend
 
-DecoderState = dict[str, Tensor]
 T = TypeVar("T")
 
 NORM_EPS = 1e-6
@@ -54,58 +54,6 @@ RESIDUAL_DILATIONS = (1, 3, 9)
 CONVNEXT_WIDTH = 4
 # On a CPU, convolutions of torch are slower than a matrix product up to this many columns.
 MAX_PRODUCT_COLUMNS = 64
-
-
-class DecoderPass:
-    """One call of the decoder: the states before and after it.
-
-    With slots [B] they are the same: stream i is row slots[i], updated in place. Without, stream i is row i, and the
-    state after the call is new.
-
-    absent [B]: how many of the first columns of this call do not exist; None if all exist.
-    """
-
-    def __init__(self, before: DecoderState, slots: Tensor | None) -> None:
-        self.before, self.slots = before, slots
-        self.after: DecoderState = {} if slots is None else before
-        # Consecutive slots on a CPU are a slice of the state, which is read without a copy.
-        self._rows = slots if slots is None or slots.device.type != "cpu" else as_slice(slots)
-        self.absent: Tensor | None = None
-
-    def read(self, key: str) -> Tensor:
-        """The rows of these streams; may be a view of the state, which `write` changes."""
-        return self.before[key] if self._rows is None else self.before[key][self._rows]
-
-    def write(self, key: str, rows: Tensor) -> None:
-        if self._rows is None:
-            self.after[key] = rows.clone()
-        else:
-            self.after[key][self._rows] = rows
-
-    def mark_start(self) -> None:
-        """Prepares `drop_block`; before any layer changes the state."""
-        self.at_start = self.read("position") == 0
-        self.absent = torch.zeros_like(self.at_start, dtype=torch.int64)
-
-    def drop_block(self, stride: int) -> None:
-        """After an upsampling by stride that has no output for the first existing column of a stream."""
-        if self.absent is not None:
-            self.absent = torch.where(self.at_start, (self.absent + 1) * stride, 0)
-
-    def clear_absent(self, x: Tensor) -> Tensor:
-        """Signals [B,C,T] with zeros in the columns that do not exist."""
-        if self.absent is None:
-            return x
-        columns = torch.arange(x.shape[-1], device=x.device)
-        return x.masked_fill((columns < self.absent[:, None])[:, None], 0)
-
-
-def as_slice(slots: Tensor) -> Tensor | slice:
-    """Consecutive indices as a slice; others as they are."""
-    numbers = slots.tolist()
-    if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return slice(numbers[0], numbers[0] + len(numbers))
-    return slots
 
 
 class WeightCache(Generic[T]):
@@ -188,11 +136,13 @@ class Stateful(nn.Module, ABC):
                 sources = (*self.parameters(), *cast(SnakeBeta, then).parameters())
                 if wgmma_conv.supports_conv(x, packed):
                     stages = self._stages.get(lambda: wgmma_conv.pack_convolution(packed, snake), *sources)
-                    return wgmma_conv.convolution(x, packed, stages, state, step.slots, add, keep, step.absent)
+                    return wgmma_conv.convolution(
+                        x, packed, stages, state, step.slots, add, keep, step.absent, step.update
+                    )
                 if state is not None and add is None and wgmma_conv.supports_upsample(x, packed):
                     stages = self._stages.get(lambda: wgmma_conv.pack_upsampling(packed, snake), *sources)
-                    return wgmma_conv.upsample(x, packed, stages, state, step.slots, keep, step.absent)
-            return causal_conv(x, packed, state, step.slots, add, snake, keep, dtype, step.absent)
+                    return wgmma_conv.upsample(x, packed, stages, state, step.slots, keep, step.absent, step.update)
+            return causal_conv(x, packed, state, step.slots, add, snake, keep, dtype, step.absent, step.update)
         past = step.read(self.key) if history else None
         y = self.plain(x, past)
         if past is not None:
@@ -295,7 +245,7 @@ class ConvNeXt(nn.Module):
         parts = (conv.weight, cast(Tensor, conv.bias), norm.weight, norm.bias, norm.eps)
         if kernels.active(x):
             assert step.slots is not None
-            return depthwise_norm(x, step.before[key], step.slots, *parts)
+            return depthwise_norm(x, step.before[key], step.slots, *parts, step.update)
         past = step.read(key)
         y = depthwise_norm_reference(x, past, *parts)
         step.write(key, last_columns(past, x))
@@ -320,7 +270,7 @@ class ResidualUnit(nn.Module):
             assert step.slots is not None
             stages = self._stages.get(lambda: self._pack(then), *self.parameters(), *then.parameters())
             return wgmma_conv.residual_unit(
-                x, active, stages, dilation, step.before[conv1.key], step.slots, keep, step.absent
+                x, active, stages, dilation, step.before[conv1.key], step.slots, keep, step.absent, step.update
             )
         _, inner = self.conv1.run(active, step, then=self.act2, keep=False)
         return self.conv2.run(inner, step, add=x, then=then, keep=keep)
@@ -473,13 +423,15 @@ class ConvDecoder(nn.Module, ABC):
         """
 
     def start(self, x: Tensor, state: DecoderState, slots: Tensor | None) -> DecoderPass:
-        """A call for features x of each stream. Kernels need slots: without them the state is copied."""
+        """A call for features x [B,C,T]. Kernels need slots: without them the state is copied."""
         if slots is None and kernels.active(x):
             before, state = state, self.initial_state(len(x))
             for name, rows in state.items():
                 rows.copy_(before[name])
             slots = torch.arange(len(x), device=x.device)
         step = DecoderPass(state, slots)
+        if kernels.active(x) and history.supports(x):
+            step.collect_updates()
         if self.drops_first_block:
             step.mark_start()
         return step
@@ -495,4 +447,6 @@ class ConvDecoder(nn.Module, ABC):
         _, x = cast(CausalConv, first).run(x, step, then=snakes[0], keep=False)
         for block, following in zip(blocks, snakes[1:], strict=True):
             x = block(x, step, following)
-        return cast(SampleConv, last).samples(x, step)
+        samples = cast(SampleConv, last).samples(x, step)
+        step.finish()
+        return samples

@@ -8,8 +8,9 @@ published sizes). A sample needs no frame after the one that completes it, so th
 from torch import Tensor, nn
 
 from polyvox.kernels.code_sum import sum_codes
-from polyvox.models.layers.conv_decoder import ConvDecoder, DecoderState, WindowTransformer
+from polyvox.models.layers.conv_decoder import ConvDecoder, WindowTransformer
 from polyvox.models.layers.decoder_config import ConvDecoderConfig
+from polyvox.models.layers.decoder_pass import DecoderState
 
 
 class Code2Wav(ConvDecoder):
@@ -23,6 +24,6 @@ class Code2Wav(ConvDecoder):
 
     def forward(self, codes: Tensor, state: DecoderState, slots: Tensor | None = None) -> tuple[Tensor, DecoderState]:
         x = sum_codes(self.code_embedding.weight, codes, self.dtype, divisor=self.config.quantizers)
-        step = self.start(x, state, slots)
+        step = self.start(x.transpose(1, 2), state, slots)
         x = self.pre_transformer(x, step).transpose(1, 2)
         return self.samples(x, step), step.after
