@@ -11,7 +11,15 @@ from polyvox.cli.doctor import model_needs
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.memory import ModelNeeds
 from polyvox.errors import InvalidRequest
-from polyvox.kernels import history, prefill_attention, quantized_rows, register_linear, sample_conv, wgmma_conv
+from polyvox.kernels import (
+    history,
+    prefetch_linear,
+    prefill_attention,
+    quantized_rows,
+    register_linear,
+    sample_conv,
+    wgmma_conv,
+)
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.plain_paths import FAST_PATHS
 from polyvox.models.registry import published_sizes
@@ -38,7 +46,9 @@ def marks(supported: list[bool]) -> list[str]:
 
 def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [
-        module.source(architecture) for module in (register_linear, sample_conv, history) for architecture in GPUS
+        module.source(architecture)
+        for module in (prefetch_linear, register_linear, sample_conv, history)
+        for architecture in GPUS
     ]
     for source in (wgmma_conv.SOURCE, *sources):
         monkeypatch.setattr(source, "_available", True)

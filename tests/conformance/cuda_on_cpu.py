@@ -3,10 +3,15 @@
 
 import ctypes
 import shutil
+import struct
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from polyvox import kernels
+from polyvox.kernels.cuda_source import Argument
 
 COMPILER = shutil.which("g++")
 COMPILER_SECONDS = 300
@@ -22,3 +27,32 @@ def compile_for_cpu(program: str, folder: Path, optimization: str = "-O1") -> ct
     made = subprocess.run(command, capture_output=True, text=True, timeout=COMPILER_SECONDS)
     assert made.returncode == 0, made.stderr[-3000:]
     return ctypes.CDLL(str(library))
+
+
+class CpuSource:
+    """In place of a CudaSource: launches run on the CPU."""
+
+    def __init__(self, compiled: ctypes.CDLL) -> None:
+        self._compiled = compiled
+
+    def launch(
+        self,
+        name: str,
+        num_programs: int,
+        threads: int,
+        shared: int,
+        arguments: Sequence[Argument],
+        overlaps: bool = False,
+    ) -> None:
+        assert not overlaps
+        others = (value for value in arguments if not isinstance(value, int | float))
+        pointers = [value.data_ptr() if isinstance(value, Tensor) else 0 for value in others]
+        numbers = [
+            struct.unpack("i", struct.pack("f" if isinstance(value, float) else "i", value))[0]
+            for value in arguments
+            if isinstance(value, int | float)
+        ]
+        getattr(self._compiled, f"launch_{name}")(
+            num_programs, threads, shared,
+            (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int * len(numbers))(*numbers),
+        )  # fmt: skip

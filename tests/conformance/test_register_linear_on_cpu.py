@@ -9,17 +9,15 @@ import ctypes
 import mmap
 import re
 import shutil
-import struct
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, compile_for_cpu
-from polyvox.kernels import cuda_source, register_linear
+from conformance.cuda_on_cpu import COMPILER, CpuSource, compile_for_cpu
+from polyvox.kernels import register_linear
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 
@@ -58,30 +56,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches run on the CPU, in NUM_PROGRAMS programs."""
-
-    class OnCpu:
-        def launch(
-            self,
-            name: str,
-            num_programs: int,
-            threads: int,
-            shared: int,
-            arguments: Sequence[cuda_source.Argument],
-            overlaps: bool,
-        ) -> None:
-            assert num_programs == NUM_PROGRAMS
-            assert not overlaps
-            pointers = [value.data_ptr() if isinstance(value, Tensor) else 0 for value in arguments[:9]]
-            numbers = [
-                struct.unpack("i", struct.pack("f" if isinstance(value, float) else "i", value))[0]
-                for value in arguments[9:]
-            ]
-            getattr(compiled, f"launch_{name}")(
-                num_programs, threads, shared,
-                (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int * len(numbers))(*numbers),
-            )  # fmt: skip
-
-    monkeypatch.setattr(register_linear, "source", lambda _: OnCpu())
+    monkeypatch.setattr(register_linear, "source", lambda _: CpuSource(compiled))
     monkeypatch.setattr(register_linear, "PROGRAMS", NUM_PROGRAMS)
 
 

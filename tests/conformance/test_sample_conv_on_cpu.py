@@ -10,15 +10,14 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, compile_for_cpu
-from polyvox.kernels import cuda_source, sample_conv
+from conformance.cuda_on_cpu import COMPILER, CpuSource, compile_for_cpu
+from polyvox.kernels import sample_conv
 from polyvox.kernels.conv import pack_conv
 from polyvox.kernels.gpu import GPUS
 
@@ -45,18 +44,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    class OnCpu:
-        def launch(
-            self, name: str, num_programs: int, threads: int, shared: int, arguments: Sequence[cuda_source.Argument]
-        ) -> None:
-            pointers = [value.data_ptr() if isinstance(value, Tensor) else 0 for value in arguments[:7]]
-            numbers = [value for value in arguments[7:] if isinstance(value, int)]
-            getattr(compiled, f"launch_{name}")(
-                num_programs, threads, shared,
-                (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int * len(numbers))(*numbers),
-            )  # fmt: skip
-
-    monkeypatch.setattr(sample_conv, "source", lambda _: OnCpu())
+    monkeypatch.setattr(sample_conv, "source", lambda _: CpuSource(compiled))
 
 
 def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:

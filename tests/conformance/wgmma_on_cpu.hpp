@@ -2,27 +2,13 @@
 // What wgmma.cuh has of the hardware, for a CPU (cuda_on_cpu.hpp). Shared memory is an array whose bounds are
 // checked, and asynchronous copies and products complete at once. A warp waits for its 32 threads where it waits for
 // products, because its first thread releases the weights.
-#include <chrono>
-#include <condition_variable>
-#include <mutex>
-
-#include "cuda_on_cpu.hpp"
+#include "cluster_on_cpu.hpp"
 
 #define SHARED_MEMORY
 
 struct float2 {
   float x, y;
 };
-struct TransactionBarrier {
-  int expected, pending, phase, bytes;
-};
-
-static TransactionBarrier barriers[CLUSTER][BARRIER_BYTES / 8];
-static std::mutex barrier_mutex;
-static std::condition_variable barrier_changed;
-
-// As on a GPU, the upper bits of an address are the program's rank.
-static int cluster_rank() { return (int)(blockIdx.x % programs.size()); }
 static unsigned offset_of(unsigned address, int rank) {
   require((int)(address >> 24) == rank, "an address is of another program");
   return address & 0xFFFFFF;
@@ -53,42 +39,19 @@ static int min(int a, int b) { return a < b ? a : b; }
 static void __syncwarp() {}
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((u64)a * b >> 32); }
 
-static unsigned shared_address(const void *p) {
-  return (unsigned)((const unsigned char *)p - memory) | cluster_rank() << 24;
-}
 static u64 operand(unsigned address, unsigned lead) {
   return (u64)(address >> 4 & 0x3FFF) | (u64)(lead >> 4) << 16 | (u64)(128 >> 4) << 32;
 }
-static void sync_cluster() { cluster->arrive_and_wait(); }
-static void barrier_init(unsigned barrier, int arrivals) {
-  std::lock_guard lock(barrier_mutex);
-  barriers[cluster_rank()][offset_of(barrier, cluster_rank()) / 8] = {arrivals, arrivals, 0, 0};
-}
-// Arrivals and bytes that a barrier still waits for.
-static void change_barrier(unsigned barrier, int rank, int arrivals, int bytes) {
-  std::lock_guard lock(barrier_mutex);
-  TransactionBarrier &b = barriers[rank][offset_of(barrier, cluster_rank()) / 8];
-  b.pending -= arrivals;
-  b.bytes += bytes;
-  if (b.pending == 0 && b.bytes == 0) {
-    b.pending = b.expected;
-    b.phase ^= 1;
-    barrier_changed.notify_all();
-  }
-}
-static void barrier_expect(unsigned barrier, int bytes) { change_barrier(barrier, cluster_rank(), 1, bytes); }
-static void arrive_in_cluster(unsigned barrier, int rank) { change_barrier(barrier, rank, 1, 0); }
+static void barrier_init(unsigned barrier, int arrivals) { init_barrier(barrier, arrivals); }
+static void barrier_expect(unsigned barrier, int bytes) { arrive_expecting(barrier, bytes); }
+static void arrive_in_cluster(unsigned barrier, int rank) { change_barrier(remote_address(barrier, rank), 1, 0); }
 static void barrier_wait(unsigned barrier, int parity) {
-  const int rank = cluster_rank();
-  std::unique_lock lock(barrier_mutex);
-  const auto done = [&] { return barriers[rank][offset_of(barrier, rank) / 8].phase != parity; };
-  require(barrier_changed.wait_for(lock, std::chrono::seconds(300), done), "a barrier was not completed in 300 s");
+  offset_of(barrier, cluster_rank());
+  wait_barrier(barrier, parity);
 }
 static void copy_bytes_of(int rank, unsigned to, const void *from, int bytes, unsigned barrier) {
-  to = offset_of(to, cluster_rank());
-  require(to + bytes <= memory_bytes, "a copy is outside of shared memory");
-  std::memcpy((unsigned char *)programs[rank]->bytes.data() + to, from, bytes);
-  change_barrier(barrier, rank, 0, -bytes);
+  offset_of(to, cluster_rank()), offset_of(barrier, cluster_rank());
+  copy(remote_address(to, rank), from, bytes, remote_address(barrier, rank));
 }
 static void copy_bytes(unsigned to, const void *from, int bytes, unsigned barrier) {
   copy_bytes_of(cluster_rank(), to, from, bytes, barrier);

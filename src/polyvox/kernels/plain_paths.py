@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyvox.kernels import history, quantized_rows, register_linear, sample_conv, wgmma_conv
+from polyvox.kernels import history, prefetch_linear, quantized_rows, register_linear, sample_conv, wgmma_conv
 from polyvox.kernels.gpu import MIN_OVERLAP_ARCHITECTURE
 
 
@@ -45,6 +45,12 @@ FAST_PATHS = (
         "compute capability 9.0 exactly, and NVRTC",
         "Triton kernels",
         wgmma_conv.supports_architecture,
+    ),
+    FastPath(
+        "linear layers of 2 to 16 streams in CUDA C++",
+        "compute capability 9.0 exactly, and NVRTC",
+        "Triton kernels",
+        prefetch_linear.supports_architecture,
     ),
     FastPath(
         "codec's linear layers of few rows in CUDA C++",

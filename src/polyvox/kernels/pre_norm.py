@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.kernels.launch_overlap import overlap, wait
+from polyvox.kernels.launch_overlap import overlap, start_next, wait, wait_for_previous
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 
 if TYPE_CHECKING:
@@ -92,12 +92,17 @@ def pre_norm_kernel(
     source, ids, gain, rows, gained, squares,
     LOOKUP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    if OVERLAP and LOOKUP:  # the sampler, which made the ids, waited for all before it
+        start_next()
     column = tl.arange(0, BLOCK)
     mask = column < SIZE
     row = tl.program_id(0).to(tl.int64)
     factor = tl.load(gain + column, mask=mask, other=0.0).to(tl.float32)
     if OVERLAP:
-        wait()
+        if LOOKUP:
+            wait_for_previous()
+        else:
+            wait()
     chosen = row
     if LOOKUP:
         chosen = tl.load(ids + row)

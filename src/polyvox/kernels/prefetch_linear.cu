@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linear layers for few rows in bfloat16: the matrix is in shared memory before the previous launch has ended. The
+// launcher, the contract and the shapes are in prefetch_linear.py.
+// tests/conformance/test_prefetch_linear_on_cpu.py runs this file on a CPU.
+//
+// The two programs of a cluster have the same matrix rows, and each of them half of the columns, so that a program
+// reads half of x only. The partial sums go to the program that owns the output, through shared memory of the cluster.
+// Tensor cores multiply 16 matrix rows with 8 rows of x over 16 columns. Which columns these are does not matter as
+// long as both operands agree: a thread has 8 consecutive columns of a row, 16 bytes, for two products.
+
+typedef unsigned short bits16;
+
+constexpr int CLUSTER = 2, WARPS = 8, THREADS = 32 * WARPS;
+constexpr int GROUP = 8;     // matrix rows that one program of a cluster owns together
+constexpr int PADDING = 32;  // columns after each row in shared memory, which avoid bank conflicts
+constexpr int GATED = 1, ADD = 2;  // kinds of products; 0: neither
+
+// Everything that needs the hardware; a test replaces it by functions for a CPU.
+#ifdef ON_CPU
+#include "prefetch_linear_on_cpu.hpp"
+#else
+__device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void sync_program() { __syncthreads(); }
+__device__ __forceinline__ void sync_warp() { __syncwarp(); }
+__device__ __forceinline__ unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
+__device__ __forceinline__ unsigned remote_address(unsigned at, int program) {
+  unsigned made;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(made) : "r"(at), "r"(program));
+  return made;
+}
+__device__ __forceinline__ void init_barrier(unsigned at, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+__device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void arrive_expecting(unsigned at, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait_barrier(unsigned at) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+      "@!done bra again;\n}" ::"r"(at) : "memory");
+  sync_warp();
+}
+// Weights: the L2 cache keeps other rows rather than these.
+__device__ __forceinline__ void copy(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
+  asm volatile(
+      "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], policy;\n}" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+// Stores to a program of the cluster; its barrier counts their bytes.
+__device__ __forceinline__ void send(unsigned at, float a, float b, unsigned barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(at),
+               "f"(a), "f"(b), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void send(unsigned at, float a, unsigned barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at), "f"(a),
+               "r"(barrier)
+               : "memory");
+}
+// Rows that the previous launch wrote: not through the L1 cache.
+__device__ __forceinline__ uint4 load_row(const bits16 *from) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ void multiply(
+    float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ bits16 rounded(float value) {
+  bits16 made;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(made) : "f"(value));
+  return made;
+}
+__device__ __forceinline__ float sum_of_lanes(float value, int lanes) {  // of 2^n adjacent lanes
+  for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, offset);
+  return value;
+}
+#define SHARED_MEMORY(NAME) extern __shared__ __align__(128) unsigned char NAME[]
+#endif
+
+__device__ __forceinline__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high(unsigned pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+__device__ __forceinline__ float to_float(bits16 value) { return __uint_as_float((unsigned)value << 16); }
+__device__ __forceinline__ float rounded_float(float value) { return to_float(rounded(value)); }
+__device__ __forceinline__ unsigned pack(float a, float b) { return rounded(a) | (unsigned)rounded(b) << 16; }
+// Two elements of x times their gains; adds the squares of x.
+__device__ __forceinline__ unsigned times(unsigned x, unsigned gain, float &square) {
+  square += low(x) * low(x) + high(x) * high(x);
+  return pack(low(gain) * low(x), high(gain) * high(x));
+}
+
+struct Arguments {
+  const bits16 *x;        // [rows, inputs]
+  const bits16 *weight;   // [matrix rows, inputs]
+  const bits16 *gain;     // [inputs]: of the norm of x; null: x is not normed; null for ADD
+  const bits16 *add;      // [rows, outputs], and below: ADD
+  const bits16 *out_gain; // [outputs]: of the next norm
+  bits16 *out, *gained;   // [rows, outputs]
+  float *squares;         // [rows, outputs / GROUP]
+  int rows, x_row, add_row, outputs;
+  float eps;
+};
+
+// How the warps of a program divide its part of a matrix: `MATRIX_GROUPS` groups of warps with `TILES` tiles of 16
+// matrix rows each, and `PARTS` parts of the columns, each of `PAIRS` times 32. A program owns `OWNED` of the groups of
+// eight matrix rows of its cluster; of gate and up, half of them from each.
+template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_TILES> struct LinearProgram {
+  static constexpr int ROWS = 8 * ROW_TILES, HEIGHT = 16 * MATRIX_GROUPS * TILES, COLUMNS = PARTS * PAIRS * 32;
+  static constexpr int OWNED = HEIGHT / 8 / CLUSTER, OUTPUT_GROUPS = KIND == GATED ? OWNED / 2 : OWNED;
+  static constexpr int LINE = COLUMNS + PADDING, INPUTS = COLUMNS * CLUSTER;
+  static constexpr int PARTIAL_GROUPS = CLUSTER * PARTS * OWNED;
+  static_assert(MATRIX_GROUPS * PARTS == WARPS, "all warps");
+  // Shared memory, in bytes: prefetch_linear.py computes the same sum.
+  static constexpr int AT_X = HEIGHT * LINE * 2, AT_PARTIALS = AT_X + (KIND == ADD ? 0 : ROWS * LINE * 2);
+  static constexpr int AT_SQUARES = AT_PARTIALS + PARTIAL_GROUPS * ROW_TILES * 256;
+  static constexpr int AT_BARRIERS = AT_SQUARES + CLUSTER * ROWS * 4;
+
+  const Arguments &given;
+  unsigned char *memory;
+  int thread, warp, lane, rank, cluster;
+
+  __device__ LinearProgram(const Arguments &given, unsigned char *memory) : given(given), memory(memory) {
+    thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    rank = blockIdx.x % CLUSTER, cluster = blockIdx.x / CLUSTER;
+  }
+  __device__ bits16 *matrix() { return (bits16 *)memory; }
+  __device__ bits16 *x_rows() { return (bits16 *)(memory + AT_X); }
+  __device__ float *partials() { return (float *)(memory + AT_PARTIALS); }
+  __device__ float *squares() { return (float *)(memory + AT_SQUARES); }
+  __device__ unsigned weights_ready() { return shared_address(memory + AT_BARRIERS); }
+  __device__ unsigned partials_ready() { return shared_address(memory + AT_BARRIERS) + 8; }
+
+  static __device__ __forceinline__ int owner(int group) {
+    return KIND == GATED ? group % (OUTPUT_GROUPS * CLUSTER) / OUTPUT_GROUPS : group / OWNED;
+  }
+  static __device__ __forceinline__ int index(int group) {  // among the groups of its owner
+    return KIND == GATED ? group / (OUTPUT_GROUPS * CLUSTER) * OUTPUT_GROUPS + group % OUTPUT_GROUPS : group % OWNED;
+  }
+
+  // The program's part of the matrix, line by line. A gated cluster has as many lines of each half.
+  __device__ __forceinline__ void start() {
+    if (thread == 0) {
+      init_barrier(weights_ready(), 1), init_barrier(partials_ready(), 1);
+      fence_barriers();
+      arrive_expecting(weights_ready(), HEIGHT * COLUMNS * 2);
+      const int squares_bytes = given.gain ? CLUSTER * given.rows * 4 : 0;
+      arrive_expecting(partials_ready(), PARTIAL_GROUPS * ROW_TILES * 256 + squares_bytes);
+    }
+    sync_program();
+    if (warp == 0) {
+      for (int line = lane; line < HEIGHT; line += 32) {
+        int row = cluster * HEIGHT + line;
+        if (KIND == GATED) {
+          constexpr int HALF = HEIGHT / 2;
+          row = (line < HALF ? 0 : given.outputs) + cluster * HALF + line % HALF;
+        }
+        copy(shared_address(matrix() + line * LINE), given.weight + (long long)row * INPUTS + rank * COLUMNS,
+             COLUMNS * 2, weights_ready());
+      }
+    }
+    sync_cluster();  // no program writes to another one that has not started
+  }
+
+  // x · gain of this program's columns to shared memory, and the squares of x to both programs of the cluster. A warp
+  // has every eighth row.
+  static constexpr int LOADS = COLUMNS / 256;  // of a thread and row
+  __device__ __forceinline__ void load_x(const uint4 (&gain)[LOADS]) {
+    uint4 loaded[ROW_TILES][LOADS];
+    const bits16 *from = given.x + rank * COLUMNS + lane * 8;
+#pragma unroll
+    for (int i = 0; i < ROW_TILES; i++) {
+      const int row = warp + WARPS * i;
+#pragma unroll
+      for (int j = 0; j < LOADS; j++)
+        if (row < given.rows) loaded[i][j] = load_row(from + (long long)row * given.x_row + j * 256);
+    }
+#pragma unroll
+    for (int i = 0; i < ROW_TILES; i++) {
+      const int row = warp + WARPS * i;
+      if (row >= given.rows) continue;
+      float square = 0.f;
+#pragma unroll
+      for (int j = 0; j < LOADS; j++) {
+        uint4 x = loaded[i][j];
+        if (given.gain) {
+          const uint4 factor = gain[j];
+          x = make_uint4(times(x.x, factor.x, square), times(x.y, factor.y, square), times(x.z, factor.z, square),
+                         times(x.w, factor.w, square));
+        }
+        *(uint4 *)(x_rows() + row * LINE + j * 256 + lane * 8) = x;
+      }
+      if (given.gain) {
+        square = sum_of_lanes(square, 32);
+        if (lane < CLUSTER)
+          send(remote_address(shared_address(squares() + rank * ROWS + row), lane), square,
+               remote_address(partials_ready(), lane));
+      }
+    }
+    sync_program();
+  }
+
+  // The sums of this warp, as the tensor cores have them. `x_of` returns 8 columns of a row for a pair of products.
+  template <class XOf> __device__ __forceinline__ void multiply_part(float (&sums)[TILES][ROW_TILES][4], XOf x_of) {
+    float others[TILES][ROW_TILES][4];  // of every other product: shorter chains
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+#pragma unroll
+      for (int j = 0; j < ROW_TILES; j++)
+#pragma unroll
+        for (int k = 0; k < 4; k++) sums[i][j][k] = others[i][j][k] = 0.f;
+    const int first_line = warp % MATRIX_GROUPS * TILES * 16 + lane / 4;
+    const bits16 *lines = matrix() + first_line * LINE + first_column() + lane % 4 * 8;
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; pair++) {
+      uint4 values[ROW_TILES];
+#pragma unroll
+      for (int j = 0; j < ROW_TILES; j++) values[j] = x_of(pair, j);
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        const uint4 upper = *(const uint4 *)(lines + tile * 16 * LINE + pair * 32);
+        const uint4 lower = *(const uint4 *)(lines + (tile * 16 + 8) * LINE + pair * 32);
+#pragma unroll
+        for (int j = 0; j < ROW_TILES; j++) {
+          multiply(sums[tile][j], upper.x, lower.x, upper.y, lower.y, values[j].x, values[j].y);
+          multiply(others[tile][j], upper.z, lower.z, upper.w, lower.w, values[j].z, values[j].w);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+#pragma unroll
+      for (int j = 0; j < ROW_TILES; j++)
+#pragma unroll
+        for (int k = 0; k < 4; k++) sums[i][j][k] += others[i][j][k];
+  }
+  __device__ __forceinline__ int first_column() { return warp / MATRIX_GROUPS * PAIRS * 32; }
+
+  // Send the sums to the programs of the cluster that own them, and wait for those of this program.
+  __device__ __forceinline__ void exchange(float (&sums)[TILES][ROW_TILES][4]) {
+    const int part = warp / MATRIX_GROUPS, first_tile = warp % MATRIX_GROUPS * TILES;
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int group = 2 * (first_tile + i) + half, to = owner(group);
+        const int at = ((rank * PARTS + part) * OWNED + index(group)) * ROW_TILES * 64 + 2 * lane;
+        const unsigned address = remote_address(shared_address(partials() + at), to);
+        const unsigned ready = remote_address(partials_ready(), to);
+#pragma unroll
+        for (int j = 0; j < ROW_TILES; j++)
+          send(address + j * 256, sums[i][j][2 * half], sums[i][j][2 * half + 1], ready);
+      }
+    wait_barrier(partials_ready());
+  }
+
+  // The sum of an output over all columns, in an order that does not depend on the number of rows. element: the index
+  // of the output among the 64 of its group and row tile, matrix row by matrix row.
+  __device__ __forceinline__ float total(int group, int row_tile, int element) {
+    float sum = 0.f;
+#pragma unroll
+    for (int from = 0; from < CLUSTER * PARTS; from++)
+      sum += partials()[((from * OWNED + group) * ROW_TILES + row_tile) * 64 + element];
+    return sum;
+  }
+  __device__ __forceinline__ float norm_scale(int row) {
+    return given.gain ? rsqrtf((squares()[row] + squares()[ROWS + row]) / INPUTS + given.eps) : 1.f;
+  }
+
+  // Eight adjacent threads have the outputs of a group and a row.
+  struct Output {
+    int group, row_tile, row, element, column;
+  };
+  __device__ __forceinline__ Output output(int i) {
+    Output made;
+    made.group = i / (ROW_TILES * 64), made.row_tile = i / 64 % ROW_TILES;
+    made.row = made.row_tile * 8 + i / 8 % 8, made.element = i % 8 * 8 + i / 8 % 8;
+    made.column = ((cluster * CLUSTER + rank) * OUTPUT_GROUPS + made.group) * GROUP + i % 8;
+    return made;
+  }
+  static constexpr int OUTPUTS = OUTPUT_GROUPS * ROW_TILES * 64, OWN = (OUTPUTS + THREADS - 1) / THREADS;
+
+  __device__ __forceinline__ void run_normed() {
+    uint4 gain[LOADS];
+#pragma unroll
+    for (int i = 0; i < LOADS; i++)
+      if (given.gain) gain[i] = *(const uint4 *)(given.gain + rank * COLUMNS + i * 256 + lane * 8);
+    wait_for_previous();
+    load_x(gain);
+    wait_barrier(weights_ready());
+    float sums[TILES][ROW_TILES][4];
+    const bits16 *from = x_rows() + lane / 4 * LINE + first_column() + lane % 4 * 8;
+    multiply_part(sums, [&](int pair, int j) { return *(const uint4 *)(from + j * 8 * LINE + pair * 32); });
+    exchange(sums);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      if (thread + i * THREADS >= OUTPUTS) break;
+      const Output at = output(thread + i * THREADS);
+      if (at.row >= given.rows) continue;
+      const float scale = norm_scale(at.row);
+      float made = total(at.group, at.row_tile, at.element) * scale;
+      if (KIND == GATED) {
+        const float gate = rounded_float(made);
+        const float up = rounded_float(total(OUTPUT_GROUPS + at.group, at.row_tile, at.element) * scale);
+        made = rounded_float(gate / (1.f + expf(-gate))) * up;
+      }
+      given.out[(long long)at.row * given.outputs + at.column] = rounded(made);
+    }
+  }
+
+  // A warp reads its own columns of x only, straight into registers.
+  __device__ __forceinline__ void run_add() {
+    float factors[OWN], residual[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) factors[i] = to_float(given.out_gain[output(thread + i * THREADS).column]);
+    wait_for_previous();
+    uint4 loaded[PAIRS][ROW_TILES];
+    const bits16 *from = given.x + (long long)(lane / 4) * given.x_row + rank * COLUMNS + first_column() + lane % 4 * 8;
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; pair++)
+#pragma unroll
+      for (int j = 0; j < ROW_TILES; j++)
+        loaded[pair][j] = 8 * j + lane / 4 < given.rows ? load_row(from + 8LL * j * given.x_row + pair * 32)
+                                                        : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      const Output at = output(thread + i * THREADS);
+      residual[i] = thread + i * THREADS < OUTPUTS && at.row < given.rows
+                        ? to_float(given.add[(long long)at.row * given.add_row + at.column])
+                        : 0.f;
+    }
+    wait_barrier(weights_ready());
+    float sums[TILES][ROW_TILES][4];
+    multiply_part(sums, [&](int pair, int j) { return loaded[pair][j]; });
+    exchange(sums);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      if (thread + i * THREADS >= OUTPUTS) break;
+      const Output at = output(thread + i * THREADS);
+      const bool exists = at.row < given.rows;
+      float made = 0.f;
+      if (exists) made = rounded_float(residual[i] + rounded_float(total(at.group, at.row_tile, at.element)));
+      const float square = sum_of_lanes(made * made, GROUP);
+      if (!exists) continue;
+      const long long to = (long long)at.row * given.outputs + at.column;
+      given.out[to] = rounded(made);
+      given.gained[to] = rounded(factors[i] * made);
+      const int groups = given.outputs / GROUP;
+      if (at.column % GROUP == 0) given.squares[(long long)at.row * groups + at.column / GROUP] = square;
+    }
+  }
+};
+
+#define PRODUCT(KIND, MATRIX_GROUPS, TILES, PARTS, PAIRS, ROW_TILES)                                                   \
+  extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 2)                             \
+      product_##KIND##_##MATRIX_GROUPS##_##TILES##_##PARTS##_##PAIRS##_##ROW_TILES(                                    \
+          const bits16 *x, const bits16 *weight, const bits16 *gain, const bits16 *add, const bits16 *out_gain,        \
+          bits16 *out, bits16 *gained, float *squares, int rows, int x_row, int add_row, int outputs, float eps) {     \
+    SHARED_MEMORY(memory);                                                                                             \
+    const Arguments given{x, weight, gain, add, out_gain, out, gained, squares, rows, x_row, add_row, outputs, eps};   \
+    LinearProgram<KIND, MATRIX_GROUPS, TILES, PARTS, PAIRS, ROW_TILES> program(given, memory);                         \
+    start_next();                                                                                                      \
+    program.start();                                                                                                   \
+    if (KIND == ADD)                                                                                                   \
+      program.run_add();                                                                                               \
+    else                                                                                                               \
+      program.run_normed();                                                                                            \
+  }
+// prefetch_linear.py lists the same. Of the predictor: q, k and v, o, gate and up, down, head.
+#define PREDICTOR(ROW_TILES)                                                                                           \
+  PRODUCT(0, 4, 1, 2, 8, ROW_TILES) PRODUCT(2, 1, 1, 8, 4, ROW_TILES) PRODUCT(1, 2, 3, 4, 4, ROW_TILES)                \
+  PRODUCT(2, 1, 1, 8, 6, ROW_TILES) PRODUCT(0, 2, 1, 4, 4, ROW_TILES)
+PREDICTOR(1) PREDICTOR(2)
+// Of the talker: q, k and v, o, down, head.
+PRODUCT(0, 4, 1, 2, 16, 1) PRODUCT(2, 1, 2, 8, 4, 1) PRODUCT(2, 1, 2, 8, 12, 1) PRODUCT(0, 1, 3, 8, 4, 1)

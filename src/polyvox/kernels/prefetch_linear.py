@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers of 2 to 16 rows in CUDA C++: a matrix is in shared memory before the previous launch ends.
+
+    the inputs and results of small_batch_linear.py, for the shapes in DIVISIONS
+
+A frame of a few streams is a chain of short launches. Triton's product loads its matrix after the previous launch has
+ended, and o and down need a second launch that adds up their splits. Here 128 programs divide every matrix; each copies
+its part to shared memory before it waits (launch_overlap.py), and then reads only rows of x, from cache. The registers
+and the shared memory of a program leave room for one of the next launch on the same multiprocessor, so that its copies
+begin meanwhile.
+
+The norm before a product is computed here: a program reads half of the columns of each row, multiplies them with the
+gain, and the programs of a cluster exchange the sums of squares with their partial sums.
+
+What a program reads before it waits is constant: the matrix and gains.
+
+Types: bfloat16; squares and sums float32.
+Roundings: those of small_batch_linear.py. The order of a sum depends on the shape of the matrix only: a row has the
+same bits in every batch of 2 to 16.
+Bytes: weight once; x once per program, half of its columns, from cache; add and the result once.
+Grid: clusters of two programs of 8 warps; a cluster has the same matrix rows, each program half of their columns.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from polyvox import kernels
+from polyvox.kernels.cuda_source import CudaSource
+from polyvox.kernels.gpu import gpu_of
+from polyvox.kernels.launch_overlap import overlap
+from polyvox.kernels.pre_norm import Norm, PreNorm
+from polyvox.kernels.quantized_matrix import Matrix
+
+ARCHITECTURES = (90,)
+CLUSTER, WARPS, WARP_SIZE = 2, 8, 32
+ROW_TILE, GROUP, PADDING = 8, 8, 32
+ROW_TILES = (1, 2)  # of a program, that the source has, ascending
+MIN_ROWS = 2  # small_batch_linear.py multiplies one row faster without tensor cores
+ALIGNMENT = 16  # bytes of a load
+PLAIN, GATED, ADD = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How the warps of a program divide its part of a matrix; see the source."""
+
+    groups: int  # of warps, with different matrix rows
+    tiles: int  # of 16 matrix rows, of a warp
+    parts: int  # of a program's columns
+    pairs: int  # of tiles next to each other, 32 columns, of a part
+    max_rows: int = 16
+
+    @property
+    def height(self) -> int:
+        """Matrix rows of a cluster."""
+        return 16 * self.groups * self.tiles
+
+    @property
+    def columns(self) -> int:
+        """Of a program."""
+        return 32 * self.parts * self.pairs
+
+
+# (kind, matrix rows, columns): the products that the source has, for the rows for which they are faster on an H200.
+DIVISIONS = {
+    (PLAIN, 4096, 1024): Division(4, 1, 2, 8),  # of the predictor and of the 0.6B talker: q, k and v
+    (ADD, 1024, 2048): Division(1, 1, 8, 4),  # o
+    (GATED, 6144, 1024): Division(2, 3, 4, 4),  # gate and up
+    (ADD, 1024, 3072): Division(1, 1, 8, 6),  # down
+    (PLAIN, 2048, 1024): Division(2, 1, 4, 4),  # head of the predictor
+    (PLAIN, 4096, 2048): Division(4, 1, 2, 16, max_rows=8),  # of the 1.7B talker: q, k and v
+    (ADD, 2048, 2048): Division(1, 2, 8, 4, max_rows=8),  # o
+    (ADD, 2048, 6144): Division(1, 2, 8, 12, max_rows=8),  # down
+    (PLAIN, 3072, 2048): Division(1, 3, 8, 4, max_rows=8),  # head
+}
+
+
+@cache
+def source(architecture: int) -> CudaSource:
+    return CudaSource("prefetch_linear.cu", str(architecture))
+
+
+def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
+    """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others."""
+    if not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
+        return False
+    rows, division = x.numel() // x.shape[-1], DIVISIONS.get((kind, *weight.shape))
+    return (
+        division is not None
+        and MIN_ROWS <= rows <= division.max_rows
+        and x.dtype == weight.dtype == torch.bfloat16
+        and supports_architecture(gpu_of(x.device).architecture)
+    )
+
+
+def supports_architecture(architecture: int) -> bool:
+    """Whether a GPU of this architecture runs these kernels; compiles them at the first call."""
+    return architecture in ARCHITECTURES and source(architecture).available()
+
+
+def kernel_name(kind: int, division: Division, row_tiles: int) -> str:
+    """The function of the source."""
+    return f"product_{kind}_{division.groups}_{division.tiles}_{division.parts}_{division.pairs}_{row_tiles}"
+
+
+def shared_bytes(kind: int, division: Division, row_tiles: int) -> int:
+    """Shared memory of a program: AT_BARRIERS in the source, and two barriers."""
+    rows, line = row_tiles * ROW_TILE, 2 * (division.columns + PADDING)
+    partials = division.parts * division.height // ROW_TILE * row_tiles * 256
+    return division.height * line + (0 if kind == ADD else rows * line) + partials + CLUSTER * rows * 4 + 16
+
+
+def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
+    """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not, for rows that `supports` accepts: rows [M, outputs]."""
+    given = _flat(x.rows if isinstance(x, PreNorm) else x)
+    out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
+    gain, eps = (x.norm.gain, x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
+    _launch(GATED if gated else PLAIN, given, weight, gain, None, None, out, None, None, eps)
+    return out
+
+
+def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
+    """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
+    given, added = _flat(x), _flat(add)
+    out, gained = (given.new_empty(added.shape) for _ in range(2))
+    squares = torch.empty(len(given), len(weight) // GROUP, dtype=torch.float32, device=x.device)
+    _launch(ADD, given, weight, None, added, norm.gain, out, gained, squares, 0.0)
+    return PreNorm(out.view(add.shape), gained.view(add.shape), squares.view(*add.shape[:-1], -1), norm)
+
+
+def _launch(
+    kind: int,
+    x: Tensor,
+    weight: Tensor,
+    gain: Tensor | None,
+    add: Tensor | None,
+    out_gain: Tensor | None,
+    out: Tensor,
+    gained: Tensor | None,
+    squares: Tensor | None,
+    eps: float,
+) -> None:
+    division = DIVISIONS[kind, weight.shape[0], weight.shape[1]]
+    row_tiles = next(count for count in ROW_TILES if len(x) <= count * ROW_TILE)
+    assert x.stride(1) == 1
+    assert x.stride(0) * x.itemsize % ALIGNMENT == 0
+    assert weight.is_contiguous()
+    assert add is None or add.stride(1) == 1
+    num_programs, shared = len(weight) // division.height * CLUSTER, shared_bytes(kind, division, row_tiles)
+    source(gpu_of(x.device).architecture).launch(
+        kernel_name(kind, division, row_tiles), num_programs, WARPS * WARP_SIZE, shared,
+        [x, weight, gain, add, out_gain, out, gained, squares, len(x), x.stride(0),
+         0 if add is None else add.stride(0), out.shape[1], eps],
+        overlaps=overlap(x)["OVERLAP"],
+    )  # fmt: skip
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Clusters of programs for a CPU (cuda_on_cpu.hpp): addresses of shared memory, and barriers that count arrivals and
+// bytes. Copies complete at once.
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "cuda_on_cpu.hpp"
+
+struct TransactionBarrier {
+  int expected, pending, phase, bytes;
+};
+static std::map<unsigned, TransactionBarrier> barriers;  // by address
+static std::mutex barrier_mutex;
+static std::condition_variable barrier_changed;
+
+// As on a GPU, the upper bits of an address are the program's rank.
+static int cluster_rank() { return (int)(blockIdx.x % programs.size()); }
+static unsigned shared_address(const void *p) {
+  return (unsigned)((const unsigned char *)p - memory) | cluster_rank() << 24;
+}
+static unsigned remote_address(unsigned address, int rank) { return (address & 0xFFFFFF) | rank << 24; }
+static unsigned char *pointer(unsigned address, int bytes) {
+  require((address & 0xFFFFFF) + bytes <= memory_bytes, "an address is outside of shared memory");
+  return (unsigned char *)programs[address >> 24]->bytes.data() + (address & 0xFFFFFF);
+}
+
+static void sync_cluster() { cluster->arrive_and_wait(); }
+static void init_barrier(unsigned address, int arrivals) {
+  std::lock_guard lock(barrier_mutex);
+  barriers[address] = {arrivals, arrivals, 0, 0};
+}
+static void fence_barriers() {}
+// Arrivals and bytes that a barrier still waits for.
+static void change_barrier(unsigned address, int arrivals, int bytes) {
+  std::lock_guard lock(barrier_mutex);
+  TransactionBarrier &barrier = barriers.at(address);
+  barrier.pending -= arrivals;
+  barrier.bytes += bytes;
+  if (barrier.pending == 0 && barrier.bytes == 0) {
+    barrier.pending = barrier.expected;
+    barrier.phase ^= 1;
+    barrier_changed.notify_all();
+  }
+}
+static void arrive_expecting(unsigned address, int bytes) { change_barrier(address, 1, bytes); }
+static void wait_barrier(unsigned address, int parity = 0) {
+  std::unique_lock lock(barrier_mutex);
+  const auto done = [&] { return barriers.at(address).phase != parity; };
+  require(barrier_changed.wait_for(lock, std::chrono::seconds(300), done), "a barrier was not completed in 300 s");
+}
+static void copy(unsigned to, const void *from, int bytes, unsigned barrier) {
+  std::memcpy(pointer(to, bytes), from, bytes);
+  change_barrier(barrier, 0, -bytes);
+}

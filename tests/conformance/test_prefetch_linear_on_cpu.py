@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The products of prefetch_linear.cu, compiled for a CPU, against their reference implementations; no GPU is needed.
+
+prefetch_linear_on_cpu.hpp replaces the instructions of the GPU, so this tests which thread loads, multiplies, adds up,
+sends and stores what. The source is also compiled for the architecture that runs it.
+"""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance.cuda_on_cpu import COMPILER, CpuSource, compile_for_cpu
+from polyvox.kernels import prefetch_linear
+from polyvox.kernels.pre_norm import Norm, pre_norm_reference
+from polyvox.kernels.prefetch_linear import ADD, DIVISIONS, GATED, PLAIN, Division
+from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
+
+NVCC = shutil.which("nvcc")
+SOURCE = Path(prefetch_linear.__file__).with_suffix(".cu")
+NUM_CLUSTERS = 2
+TOLERANCE = 2**-6
+MAX_REGISTERS = 128  # per thread, so that two programs fit into a multiprocessor
+# A matrix of each division, for NUM_CLUSTERS clusters.
+SHAPES = {
+    (kind, division): (NUM_CLUSTERS * division.height, 2 * division.columns)
+    for (kind, *_), division in DIVISIONS.items()
+}
+INSTANCES = [
+    (kind, division, row_tiles)
+    for kind, division in SHAPES
+    for row_tiles in prefetch_linear.ROW_TILES
+    if row_tiles * prefetch_linear.ROW_TILE <= division.max_rows
+]
+
+PROGRAM = """
+#include "prefetch_linear.cu"
+typedef bits16 B;
+#define CALL(NAME) \\
+  static void call_##NAME(void **p, int *n) { \\
+    float eps; \\
+    std::memcpy(&eps, n + 4, sizeof eps); \\
+    NAME((B *)p[0], (B *)p[1], (B *)p[2], (B *)p[3], (B *)p[4], (B *)p[5], (B *)p[6], (float *)p[7], n[0], n[1], \\
+         n[2], n[3], eps); \\
+  } \\
+  LAUNCH_CLUSTERS(NAME, CLUSTER)
+"""
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    calls = "".join(f"CALL({prefetch_linear.kernel_name(*instance)})\n" for instance in INSTANCES)
+    return compile_for_cpu(PROGRAM + calls, tmp_path_factory.mktemp("prefetch_linear"))
+
+
+@pytest.fixture
+def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch_linear, "source", lambda _: CpuSource(compiled))
+    small = {(kind, *shape): division for (kind, division), shape in SHAPES.items()}
+    assert len(small) == len(SHAPES)
+    monkeypatch.setattr(prefetch_linear, "DIVISIONS", small)
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
+    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
+
+
+def matrix(kind: int, division: Division) -> Tensor:
+    shape = SHAPES[kind, division]
+    return noise(*shape, seed=1, scale=shape[1] ** -0.5)
+
+
+def norm(size: int) -> Norm:
+    return Norm(1 + noise(size, seed=3, scale=0.2), 1e-6)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_on_cpu")
+@pytest.mark.parametrize(("kind", "division"), [each for each in SHAPES if each[0] != ADD])
+@pytest.mark.parametrize("rows", [2, 5, 8, 9, 16])
+@pytest.mark.parametrize("normed", [True, False])
+def test_a_product_equals_its_reference(kind: int, division: Division, rows: int, normed: bool) -> None:
+    if rows > division.max_rows:
+        rows -= division.max_rows
+    weight = matrix(kind, division)
+    x = noise(rows, weight.shape[1] + 16, seed=5)[:, : weight.shape[1]]  # with a row stride
+    given = pre_norm_reference(x, norm(x.shape[1])) if normed else x
+    found = prefetch_linear.launch(given, weight, kind == GATED)
+    assert_close(found, project_reference(given, weight, kind == GATED))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_on_cpu")
+@pytest.mark.parametrize("division", [division for kind, division in SHAPES if kind == ADD])
+@pytest.mark.parametrize("rows", [2, 7, 8, 11, 16])
+def test_a_sum_and_what_the_next_product_reads_equal_their_reference(division: Division, rows: int) -> None:
+    if rows > division.max_rows:
+        rows -= division.max_rows
+    weight = matrix(ADD, division)
+    x, add, after = noise(rows, weight.shape[1], seed=5), noise(rows, len(weight), seed=6), norm(len(weight))
+    found, expected = prefetch_linear.launch_add(x, weight, add, after), project_add_reference(x, weight, add, after)
+    assert_close(found.rows, expected.rows)
+    assert torch.equal(found.gained, found.rows * after.gain)
+    torch.testing.assert_close(found.squares.sum(1), found.rows.float().square().sum(1), atol=1e-4, rtol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_on_cpu")
+def test_a_row_has_the_same_bits_in_any_batch() -> None:
+    weight, x = matrix(GATED, DIVISIONS[GATED, 6144, 1024]), noise(16, 1024, seed=5)
+    together = prefetch_linear.launch(pre_norm_reference(x, norm(1024)), weight, True)
+    for first, last in ((0, 2), (3, 8), (7, 16)):
+        alone = prefetch_linear.launch(pre_norm_reference(x[first:last], norm(1024)), weight, True)
+        assert torch.equal(alone, together[first:last])
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_on_cpu")
+def test_a_row_that_is_not_finite_changes_no_other() -> None:
+    weight, x = matrix(PLAIN, DIVISIONS[PLAIN, 4096, 1024]), noise(4, 1024, seed=5)
+    before = prefetch_linear.launch(pre_norm_reference(x, norm(1024)), weight, False)
+    x[2, 7] = torch.nan
+    after = prefetch_linear.launch(pre_norm_reference(x, norm(1024)), weight, False)
+    assert after[2].isnan().all()
+    others = [0, 1, 3]
+    assert torch.equal(after[others], before[others])
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+@pytest.mark.parametrize("architecture", prefetch_linear.ARCHITECTURES)
+def test_every_product_compiles_and_fits_the_registers(architecture: int, tmp_path: Path) -> None:
+    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    command = [str(NVCC), target, "-cubin", "-Xptxas", "-v", "-std=c++17", "-o", str(tmp_path / "made"), str(SOURCE)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert made.returncode == 0, made.stderr[-3000:]
+    registers = [int(used) for used in re.findall(r"Used (\d+) registers", made.stderr)]
+    spilled = [int(stored) for stored in re.findall(r"(\d+) bytes spill stores", made.stderr)]
+    assert len(registers) == len(INSTANCES)
+    assert max(registers) <= MAX_REGISTERS
+    assert not any(spilled)
