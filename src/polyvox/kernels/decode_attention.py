@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels import large_batch_attention, page_attention
+from polyvox.kernels import large_batch_attention
 from polyvox.kernels.attention import BLOCK, LOG2_E, MIN_TILE, paged_attention_reference
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.kv_quantize import quantize_heads
@@ -60,8 +60,6 @@ def rotary_attention(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> T
         return out
     assert qkv.stride(1) == 1
     assert not rotation.by_row
-    if page_attention.supports(qkv, rotation, cache):
-        return page_attention.launch(qkv, rotation, cache)
     if large_batch_attention.supports(qkv, cache):
         return large_batch_attention.launch(qkv, rotation, cache)
     small_batch = rows <= SMALL_BATCH_ROWS
