@@ -6,7 +6,7 @@
 A frame of a few streams is a chain of short launches. Triton's product loads its matrix after the previous launch has
 ended, and o and down need a second launch that adds up their splits. Here 128 programs divide every matrix; each copies
 its part to shared memory before it waits (launch_overlap.py), and then reads only rows of x, from cache. The registers
-and the shared memory of a program leave room for one of the next launch on the same multiprocessor, so that its copies
+and the shared memory of a program leave enough for one of the next launch on the same multiprocessor, whose copies
 begin meanwhile.
 
 The norm before a product is computed here: a program reads half of the columns of each row, multiplies them with the
