@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from polyvox.kernels.lazy_triton import interceptor
+from polyvox.kernels.tensor_map import TensorMap
 
 log = logging.getLogger(__name__)
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_…: the launch may start before the previous one has ended
-Argument = Tensor | int | float | bytes | None  # pointers, 32-bit integers, float32 and structures
+# Pointers, matrices to copy, 32-bit integers, float32 and structures.
+Argument = Tensor | TensorMap | int | float | bytes | None
 OnCompile = Callable[[bool], None]  # called before a compilation (False) and after it (True)
 
 
@@ -155,6 +157,8 @@ def _read(file: str) -> str:
 
 
 def _to_c(value: Argument) -> ctypes.c_int | ctypes.c_float | ctypes.c_uint64 | ctypes.Array[ctypes.c_char]:
+    if isinstance(value, TensorMap):
+        return value.encoded()
     if isinstance(value, int):
         return ctypes.c_int(value)
     if isinstance(value, float):
