@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from polyvox.kernels.gpu import gpu_of
@@ -23,13 +24,21 @@ from polyvox.kernels.lazy_triton import Kernel
 if TYPE_CHECKING:
     import triton.language as tl
 
-MAX_ROWS = 64  # more rows use cuBLAS, whose launches do not take part
+MAX_ROWS = 64  # most calls with more rows use cuBLAS, whose launches do not take part
+# Rows whose products take part on sm_90 in bfloat16 (wgmma_linear.py), and their minimum width: not that of a head.
+LARGE_BATCHES, MIN_WIDTH, LARGE_BATCH_ARCHITECTURE = (256, 512, 1024), 1024, 90
 
 
 def overlap(rows: Tensor) -> dict[str, Any]:
-    """Launch options for rows [..., columns]; overlap needs sm_90 and a small batch. Triton's interpreter has none."""
-    small_batch = rows.numel() <= MAX_ROWS * rows.shape[-1]
-    if rows.device.type != "cpu" and small_batch and gpu_of(rows.device).can_overlap_launches:
+    """Launch options for rows [..., columns]; overlap needs sm_90 and few rows, or as many as LARGE_BATCHES has.
+
+    Triton's interpreter has none.
+    """
+    count, width = rows.numel() // rows.shape[-1], rows.shape[-1]
+    if rows.device.type == "cpu" or not gpu_of(rows.device).can_overlap_launches:
+        return {"OVERLAP": False}
+    is_large_batch = count in LARGE_BATCHES and width >= MIN_WIDTH and rows.dtype == torch.bfloat16
+    if count <= MAX_ROWS or (is_large_batch and gpu_of(rows.device).architecture == LARGE_BATCH_ARCHITECTURE):
         return {"OVERLAP": True, "launch_pdl": True}
     return {"OVERLAP": False}
 

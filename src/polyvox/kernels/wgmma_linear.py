@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers of large batches in CUDA C++ for sm_90 (H100, H200): norm before, gate or residual after the product.
+
+    the inputs and results of small_batch_linear.py, for LARGE_BATCHES rows and weights that are not quantised
+
+Why not the library: its products take as long, but leave norms and gates to launches of their own. A tile is chosen so
+that the tiles are about as many as the multiprocessors. Two programs of a cluster share the copies of a matrix
+(wgmma_linear.cu), and launches overlap (launch_overlap.py). Other numbers of rows, which leave a part of the tiles
+empty, and products of fewer or more multiplications keep the library: there it was faster, or not measured.
+
+Types: bfloat16; squares float32.
+Roundings: those of small_batch_linear.py. Products are summed over columns in ascending order, whatever the tile;
+squares are summed for each 64 outputs, then over these. A row's bits depend on nothing else of the batch.
+Bytes: weight and x once from memory, from cache for all clusters but the first; add and the result once.
+Grid: one program per tile; tiles of rows that do not exist are computed as zeros.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyvox import kernels
+from polyvox.kernels.cuda_source import CudaSource
+from polyvox.kernels.gpu import gpu_of
+from polyvox.kernels.launch_overlap import LARGE_BATCHES
+from polyvox.kernels.pre_norm import Norm, PreNorm
+from polyvox.kernels.quantized_matrix import Matrix
+from polyvox.kernels.tensor_map import TensorMap
+
+SOURCE = CudaSource("wgmma_linear.cu", "90a")
+ARCHITECTURE = 90  # no other one has these instructions
+DEPTH = 64  # columns of a stage
+PART = 64  # outputs whose squares are summed
+PLAIN, GATED, ADD = range(3)
+# Multiplications: from 256 rows of the talker's and 512 rows of the predictor's smallest matrix to 512 rows of the
+# talker's largest; with 1,024 rows its layers take as long as with the library (1.7B).
+MIN_WORK, MAX_WORK = 1 << 30, 12 << 30
+MIN_INPUTS = 1024  # columns: those of the stages of any tile
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows of x and matrix rows of a program, programs of a cluster in both directions, stages in shared memory."""
+
+    rows: int
+    width: int
+    cluster_rows: int
+    cluster_width: int
+    stages: int
+    kind: int
+    cost: float  # µs of a product of 2,048 columns with one tile per multiprocessor, measured on an H200
+
+    @property
+    def name(self) -> str:
+        values = self.rows, self.width, self.cluster_rows, self.cluster_width, self.stages, self.kind
+        return "product_" + "_".join(map(str, values))
+
+    @property
+    def threads(self) -> int:
+        return self.rows + 128 if self.rows > 128 else 2 * self.rows + 32
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: the stages, and two barriers for each."""
+        return self.stages * ((self.rows + self.width) * DEPTH * 2 + 16)
+
+    def divides(self, matrix_rows: int) -> bool:
+        return matrix_rows % (self.width * self.cluster_width) == 0
+
+    def num_programs(self, rows: int, matrix_rows: int) -> int:
+        clusters = -(-rows // (self.rows * self.cluster_rows)) * (matrix_rows // (self.width * self.cluster_width))
+        return clusters * self.cluster_rows * self.cluster_width
+
+
+TILES = (
+    Tile(256, 128, 2, 1, 4, PLAIN, 26.1),
+    Tile(128, 128, 2, 1, 6, PLAIN, 14.7),
+    Tile(64, 128, 2, 1, 8, PLAIN, 10.3),
+    Tile(256, 192, 2, 1, 4, GATED, 37.6),
+    Tile(128, 192, 2, 1, 5, GATED, 21.0),
+    Tile(64, 128, 2, 1, 8, ADD, 10.7),
+    Tile(64, 64, 2, 1, 13, ADD, 7.3),
+)
+
+
+def supports(x: Tensor, weight: Matrix, gated: bool = False) -> bool:
+    """Whether the kernels run for rows [..., K], gated or not, with or without a residual, and a matrix [N, K].
+
+    Only the number of rows and their type are read of x. What is supported is faster than separate launches.
+    """
+    if not kernels.active(x) or x.is_cpu or not isinstance(weight, Tensor):
+        return False
+    rows, (outputs, inputs) = x.numel() // x.shape[-1], weight.shape
+    if rows not in LARGE_BATCHES or not x.dtype == weight.dtype == torch.bfloat16:
+        return False
+    if not MIN_WORK <= rows * outputs * inputs <= MAX_WORK:
+        return False
+    # Tiles without a gate divide the same matrices as those with a residual.
+    if not _tiles(outputs, GATED if gated else PLAIN) or inputs % DEPTH or inputs < MIN_INPUTS:
+        return False
+    return supports_architecture(gpu_of(x.device).architecture)
+
+
+def supports_architecture(architecture: int) -> bool:
+    """Whether a GPU of this architecture runs these kernels; compiles them at the first call."""
+    return architecture == ARCHITECTURE and SOURCE.available()
+
+
+def choose_tile(rows: int, matrix_rows: int, kind: int, multiprocessors: int) -> Tile:
+    """The tile whose waves over the multiprocessors take the least time."""
+
+    def cost(tile: Tile) -> float:
+        return -(-tile.num_programs(rows, matrix_rows) // multiprocessors) * tile.cost
+
+    return min(_tiles(matrix_rows, kind), key=cost)
+
+
+def _tiles(matrix_rows: int, kind: int) -> list[Tile]:
+    return [tile for tile in TILES if tile.kind == kind and tile.divides(matrix_rows)]
+
+
+def project(x: Tensor | PreNorm, weight: Tensor, gated: bool = False) -> Tensor:
+    """small_batch_linear.project for rows that `supports` accepts."""
+    given = x.gained if isinstance(x, PreNorm) else x
+    tile = _choose(given, weight, GATED if gated else PLAIN)
+    return launch(x, weight, gated, tile).view(*given.shape[:-1], -1)
+
+
+def project_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
+    """small_batch_linear.project_add for rows that `supports` accepts."""
+    return launch_add(x, weight, add, norm, _choose(x, weight, ADD))
+
+
+def _choose(x: Tensor, weight: Tensor, kind: int) -> Tile:
+    return choose_tile(x.numel() // x.shape[-1], len(weight), kind, gpu_of(x.device).multiprocessors)
+
+
+def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool, tile: Tile) -> Tensor:
+    """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not: rows [M, outputs]."""
+    given = _flat(x.gained if isinstance(x, PreNorm) else x)
+    out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
+    squares, eps = (_flat(x.squares), x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
+    _launch(given, weight, squares, None, None, out, None, None, tile, eps)
+    return out
+
+
+def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, tile: Tile) -> PreNorm:
+    """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
+    given, added = _flat(x), _flat(add)
+    out, gained = (given.new_empty(added.shape) for _ in range(2))
+    squares = torch.empty(len(given), len(weight) // PART, dtype=torch.float32, device=x.device)
+    _launch(given, weight, None, added, norm.gain, out, gained, squares, tile, 0.0)
+    return PreNorm(out.view(add.shape), gained.view(add.shape), squares.view(*add.shape[:-1], -1), norm)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    squares: Tensor | None,
+    add: Tensor | None,
+    gain: Tensor | None,
+    out: Tensor,
+    gained: Tensor | None,
+    out_squares: Tensor | None,
+    tile: Tile,
+    eps: float,
+) -> None:
+    (rows, inputs), outputs = x.shape, out.shape[1]
+    assert weight.is_contiguous()
+    assert add is None or add.stride(1) == 1
+    assert squares is None or squares.shape[1] == 1 or squares.stride(1) == 1
+    parts, squares_row = (0, 0) if squares is None else (squares.shape[1], squares.stride(0))
+    SOURCE.launch(
+        tile.name, tile.num_programs(rows, len(weight)), tile.threads, tile.shared,
+        [*_maps(x, weight, tile), squares, add, gain, out, gained, out_squares, rows, inputs, outputs, parts,
+         squares_row, 0 if add is None else add.stride(0), eps],
+        overlaps=True,
+    )  # fmt: skip
+
+
+def _maps(x: Tensor, weight: Tensor, tile: Tile) -> tuple[TensorMap, TensorMap]:
+    """The operands; each program of a cluster copies a part of the rows."""
+    width = tile.width // (2 if tile.kind == GATED else 1)  # rows of a copy in each half of a gated matrix
+    return TensorMap(x, tile.rows // tile.cluster_width), TensorMap(weight, width // tile.cluster_rows)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
