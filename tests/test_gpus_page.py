@@ -19,6 +19,7 @@ from polyvox.kernels import (
     register_linear,
     sample_conv,
     wgmma_conv,
+    wgmma_linear,
 )
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.plain_paths import FAST_PATHS
@@ -50,7 +51,7 @@ def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: p
         for module in (prefetch_linear, register_linear, sample_conv, history)
         for architecture in GPUS
     ]
-    for source in (wgmma_conv.SOURCE, *sources):
+    for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, *sources):
         monkeypatch.setattr(source, "_available", True)
     rows = table("Paths by architecture")
     assert [int(cell.partition(":")[0].removeprefix("sm_")) for cell in rows.pop("path")[:-1]] == list(GPUS)

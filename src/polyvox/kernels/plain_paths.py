@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from polyvox.kernels import history, prefetch_linear, quantized_rows, register_linear, sample_conv, wgmma_conv
+from polyvox.kernels import (
+    history,
+    prefetch_linear,
+    quantized_rows,
+    register_linear,
+    sample_conv,
+    wgmma_conv,
+    wgmma_linear,
+)
 from polyvox.kernels.gpu import MIN_OVERLAP_ARCHITECTURE
 
 
@@ -57,6 +65,12 @@ FAST_PATHS = (
         "compute capability 9.0, 10.0 or 12.0, and NVRTC",
         "Triton kernels",
         register_linear.supports_architecture,
+    ),
+    FastPath(
+        "linear layers of large batches with norms and gates",
+        "compute capability 9.0 exactly, and NVRTC",
+        "products of cuBLAS, and Triton kernels",
+        wgmma_linear.supports_architecture,
     ),
     FastPath("codec's last layer in CUDA C++", "NVRTC", "Triton kernels", sample_conv.supports_architecture),
     FastPath(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.kernels.small_batch_linear import is_small_batch
 from polyvox.models.layers.code_predictor import CodePredictor
 from polyvox.models.layers.linear import Linear, arrange_matrices
 from polyvox.models.layers.rotary import RotaryEmbedding
@@ -95,7 +96,9 @@ class BaseTalker(nn.Module, ABC):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the first code for hidden states after the final norm."""
-        return self.codec_head.fused(hidden) if self.codec_head.supports_fused(hidden) else self.codec_head(hidden)
+        # Without a norm, gate or residual only small batches gain from a fused projection.
+        is_small = is_small_batch(hidden, self.codec_head.matrix)
+        return self.codec_head.fused(hidden) if is_small else self.codec_head(hidden)
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] at positions [B,T], or [B,T,head_dim / 2], to hidden states after the final norm."""

@@ -17,6 +17,7 @@ from polyvox.kernels.pre_norm import PreNorm, embed_pre_norm, pre_norm
 from polyvox.kernels.prefill_attention import prompt_attention
 from polyvox.kernels.ring_attention import RingAttention
 from polyvox.kernels.rotary import HeadRotation, rotary_store
+from polyvox.kernels.small_batch_linear import is_small_batch
 from polyvox.models.layers.linear import Linear, PackedLinear, Projection
 from polyvox.models.layers.mlp import MLP
 from polyvox.models.layers.moe import SparseMLP
@@ -124,10 +125,13 @@ class TransformerLayer(nn.Module):
 
     def supports_small_batch(self, x: Tensor) -> bool:
         """Whether `forward_small_batch` is faster for these rows."""
-        if self.self_attn_layer_scale is None:
-            return self.self_attn.qkv.supports_fused(x)
-        # Layers with scales have products that only this kernel fuses; one call needs all four.
         attention, mlp = self.self_attn, self.mlp
+        if self.self_attn_layer_scale is None:
+            if not isinstance(mlp, MLP):
+                return is_small_batch(x, attention.qkv.matrix)
+            plain = attention.qkv, attention.o_proj, mlp.down_proj
+            return all(each.supports_fused(x) for each in plain) and mlp.gate_up.supports_fused(x, gated=True)
+        # Layers with scales have products that only this kernel fuses; one call needs all four.
         return (
             isinstance(mlp, MLP)
             and register_linear.supports(x, attention.qkv.weight)
