@@ -62,11 +62,8 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
         name: str, num_programs: int, threads: int, shared: int, arguments: Sequence[cuda_source.Argument]
     ) -> None:
         assert shared <= gpu.GPUS[90].shared
-        pointers = [
-            0 if value is None else value.data_ptr()
-            for value in arguments
-            if not isinstance(value, int | float | bytes)
-        ]
+        given = [value for value in arguments if value is None or isinstance(value, Tensor)]
+        pointers = [0 if value is None else value.data_ptr() for value in given]
         numbers = [value for value in arguments if isinstance(value, int)]
         getattr(compiled, f"launch_{name}")(
             num_programs, threads, shared,

@@ -152,5 +152,5 @@ def test_products_equal_their_reference_on_a_gpu(kind: int, shape: tuple[int, in
         assert torch.equal(found[part], wgmma_linear.launch(some, weight, kind == GATED, tile))
 
 
-def tiles_of(kind: int, matrix_rows: int) -> list[wgmma_linear.Tile]:
+def tiles_of(kind: int, matrix_rows: int) -> list[wgmma_linear.ProductTile]:
     return [tile for tile in TILES if tile.kind == kind and tile.divides(matrix_rows)]

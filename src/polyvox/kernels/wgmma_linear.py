@@ -40,7 +40,7 @@ MIN_INPUTS = 1024  # columns: those of the stages of any tile
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class ProductTile:
     """Rows of x and matrix rows of a program, programs of a cluster in both directions, stages in shared memory."""
 
     rows: int
@@ -74,13 +74,13 @@ class Tile:
 
 
 TILES = (
-    Tile(256, 128, 2, 1, 4, PLAIN, 26.1),
-    Tile(128, 128, 2, 1, 6, PLAIN, 14.7),
-    Tile(64, 128, 2, 1, 8, PLAIN, 10.3),
-    Tile(256, 192, 2, 1, 4, GATED, 37.6),
-    Tile(128, 192, 2, 1, 5, GATED, 21.0),
-    Tile(64, 128, 2, 1, 8, ADD, 10.7),
-    Tile(64, 64, 2, 1, 13, ADD, 7.3),
+    ProductTile(256, 128, 2, 1, 4, PLAIN, 26.1),
+    ProductTile(128, 128, 2, 1, 6, PLAIN, 14.7),
+    ProductTile(64, 128, 2, 1, 8, PLAIN, 10.3),
+    ProductTile(256, 192, 2, 1, 4, GATED, 37.6),
+    ProductTile(128, 192, 2, 1, 5, GATED, 21.0),
+    ProductTile(64, 128, 2, 1, 8, ADD, 10.7),
+    ProductTile(64, 64, 2, 1, 13, ADD, 7.3),
 )
 
 
@@ -107,16 +107,16 @@ def supports_architecture(architecture: int) -> bool:
     return architecture == ARCHITECTURE and SOURCE.available()
 
 
-def choose_tile(rows: int, matrix_rows: int, kind: int, multiprocessors: int) -> Tile:
+def choose_tile(rows: int, matrix_rows: int, kind: int, multiprocessors: int) -> ProductTile:
     """The tile whose waves over the multiprocessors take the least time."""
 
-    def cost(tile: Tile) -> float:
+    def cost(tile: ProductTile) -> float:
         return -(-tile.num_programs(rows, matrix_rows) // multiprocessors) * tile.cost
 
     return min(_tiles(matrix_rows, kind), key=cost)
 
 
-def _tiles(matrix_rows: int, kind: int) -> list[Tile]:
+def _tiles(matrix_rows: int, kind: int) -> list[ProductTile]:
     return [tile for tile in TILES if tile.kind == kind and tile.divides(matrix_rows)]
 
 
@@ -132,11 +132,11 @@ def project_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
     return launch_add(x, weight, add, norm, _choose(x, weight, ADD))
 
 
-def _choose(x: Tensor, weight: Tensor, kind: int) -> Tile:
+def _choose(x: Tensor, weight: Tensor, kind: int) -> ProductTile:
     return choose_tile(x.numel() // x.shape[-1], len(weight), kind, gpu_of(x.device).multiprocessors)
 
 
-def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool, tile: Tile) -> Tensor:
+def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool, tile: ProductTile) -> Tensor:
     """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not: rows [M, outputs]."""
     given = _flat(x.gained if isinstance(x, PreNorm) else x)
     out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
@@ -145,7 +145,7 @@ def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool, tile: Tile) -> Tens
     return out
 
 
-def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, tile: Tile) -> PreNorm:
+def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, tile: ProductTile) -> PreNorm:
     """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
     given, added = _flat(x), _flat(add)
     out, gained = (given.new_empty(added.shape) for _ in range(2))
@@ -163,7 +163,7 @@ def _launch(
     out: Tensor,
     gained: Tensor | None,
     out_squares: Tensor | None,
-    tile: Tile,
+    tile: ProductTile,
     eps: float,
 ) -> None:
     (rows, inputs), outputs = x.shape, out.shape[1]
@@ -179,7 +179,7 @@ def _launch(
     )  # fmt: skip
 
 
-def _maps(x: Tensor, weight: Tensor, tile: Tile) -> tuple[TensorMap, TensorMap]:
+def _maps(x: Tensor, weight: Tensor, tile: ProductTile) -> tuple[TensorMap, TensorMap]:
     """The operands; each program of a cluster copies a part of the rows."""
     width = tile.width // (2 if tile.kind == GATED else 1)  # rows of a copy in each half of a gated matrix
     return TensorMap(x, tile.rows // tile.cluster_width), TensorMap(weight, width // tile.cluster_rows)
