@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs of CUDA C++ on a CPU: a thread of the CPU for each thread of a program, one program or cluster of programs
 // after the other.
+#include <array>
 #include <barrier>
 #include <cmath>
 #include <cstdio>
@@ -32,10 +33,12 @@ struct Program {  // what its threads share
   std::vector<uint4> bytes;
   std::barrier<> all;
   std::vector<std::unique_ptr<std::barrier<>>> warpgroups, warps;
+  std::vector<float> lanes;                         // a value of each thread, to exchange
+  std::vector<std::array<unsigned, 6>> fragments;  // registers of each thread, to exchange
 
   explicit Program(int threads)
       : bytes(memory_bytes / sizeof(uint4) + 1, uint4{~0u, ~0u, ~0u, ~0u}),  // NaN
-        all(threads) {
+        all(threads), lanes(threads), fragments(threads) {
     for (int i = 0; i < threads / 128; i++) warpgroups.push_back(std::make_unique<std::barrier<>>(128));
     for (int i = 0; i < threads / 32; i++) warps.push_back(std::make_unique<std::barrier<>>(32));
   }
@@ -44,6 +47,8 @@ static std::vector<std::unique_ptr<Program>> programs;  // of a cluster
 static thread_local unsigned char *memory;
 static thread_local std::unique_ptr<std::barrier<>> *warpgroups, *warps;
 static thread_local std::barrier<> *program;
+static thread_local float *lanes;  // of the thread's warp
+static thread_local std::array<unsigned, 6> *fragments;
 
 static void require(bool condition, const char *message) {
   if (!condition) {
@@ -54,6 +59,18 @@ static void require(bool condition, const char *message) {
 
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static void __syncthreads() { program->arrive_and_wait(); }
+static void sync_warp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
+static float from_lane(float value, int lane) {
+  lanes[threadIdx.x % 32] = value;
+  sync_warp();
+  const float found = lanes[lane];
+  sync_warp();
+  return found;
+}
+static float sum_of_lanes(float value, int count) {  // of 2^n adjacent lanes
+  for (int offset = count / 2; offset > 0; offset /= 2) value += from_lane(value, (threadIdx.x % 32) ^ offset);
+  return value;
+}
 
 template <class Kernel>
 static void launch(int num_programs, int threads, int shared_bytes, Kernel kernel, int cluster_size = 1) {
@@ -73,6 +90,8 @@ static void launch(int num_programs, int threads, int shared_bytes, Kernel kerne
         warpgroups = own.warpgroups.data();
         warps = own.warps.data();
         program = &own.all;
+        lanes = own.lanes.data() + i % threads / 32 * 32;
+        fragments = own.fragments.data() + i % threads / 32 * 32;
         threadIdx.x = i % threads;
         blockIdx.x = first + i / threads;
         kernel();

@@ -2,6 +2,7 @@
 """Compile a CUDA file for a CPU: cuda_on_cpu.hpp has a thread for each thread of a program."""
 
 import ctypes
+import re
 import shutil
 import struct
 import subprocess
@@ -14,6 +15,7 @@ from polyvox import kernels
 from polyvox.kernels.cuda_source import Argument
 
 COMPILER = shutil.which("g++")
+NVCC = shutil.which("nvcc")
 COMPILER_SECONDS = 300
 
 
@@ -56,3 +58,13 @@ class CpuSource:
             num_programs, threads, shared,
             (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int * len(numbers))(*numbers),
         )  # fmt: skip
+
+
+def registers_of(source: Path, architecture: int | str, folder: Path) -> list[int]:
+    """Registers per thread of each kernel of a CUDA file, compiled by nvcc for a GPU; none of them may spill."""
+    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    command = [str(NVCC), target, "-cubin", "-Xptxas", "-v", "-std=c++17", "-o", str(folder / "made"), str(source)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert made.returncode == 0, made.stderr[-3000:]
+    assert not any(int(stored) for stored in re.findall(r"(\d+) bytes spill stores", made.stderr))
+    return [int(used) for used in re.findall(r"Used (\d+) registers", made.stderr)]

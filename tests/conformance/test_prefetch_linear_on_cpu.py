@@ -6,9 +6,6 @@ sends and stores what. The source is also compiled for the architecture that run
 """
 
 import ctypes
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, CpuSource, compile_for_cpu
+from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
 from polyvox.kernels import prefetch_linear
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.prefetch_linear import ADD, DIVISIONS, GATED, PLAIN, Division
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 
-NVCC = shutil.which("nvcc")
 SOURCE = Path(prefetch_linear.__file__).with_suffix(".cu")
 NUM_CLUSTERS = 2
 TOLERANCE = 2**-6
@@ -148,12 +144,6 @@ def test_a_row_that_is_not_finite_changes_no_other() -> None:
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 @pytest.mark.parametrize("architecture", prefetch_linear.ARCHITECTURES)
 def test_every_product_compiles_and_fits_the_registers(architecture: int, tmp_path: Path) -> None:
-    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    command = [str(NVCC), target, "-cubin", "-Xptxas", "-v", "-std=c++17", "-o", str(tmp_path / "made"), str(SOURCE)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert made.returncode == 0, made.stderr[-3000:]
-    registers = [int(used) for used in re.findall(r"Used (\d+) registers", made.stderr)]
-    spilled = [int(stored) for stored in re.findall(r"(\d+) bytes spill stores", made.stderr)]
+    registers = registers_of(SOURCE, architecture, tmp_path)
     assert len(registers) == len(INSTANCES)
     assert max(registers) <= MAX_REGISTERS
-    assert not any(spilled)

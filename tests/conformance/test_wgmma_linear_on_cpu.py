@@ -7,12 +7,13 @@ swizzled copies and stores of wgmma_linear.cu, and the launch sizes of wgmma_lin
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, compile_for_cpu
+from conformance.cuda_on_cpu import COMPILER, NVCC, compile_for_cpu, registers_of
 from polyvox.kernels import cuda_source, gpu, wgmma_linear
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
@@ -98,3 +99,9 @@ def test_products_equal_their_reference(tile: ProductTile) -> None:
     gated = tile.kind == GATED
     found, expected = wgmma_linear.launch(given, weight, gated, tile), project_reference(given, weight, gated)
     torch.testing.assert_close(found.float(), expected.float(), atol=3e-2, rtol=1e-2)
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+def test_every_product_compiles_and_none_spills(tmp_path: Path) -> None:
+    source = Path(wgmma_linear.__file__).with_suffix(".cu")
+    assert len(registers_of(source, wgmma_linear.SOURCE.architecture, tmp_path)) == len(TILES)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What wgmma_linear.cu needs of the hardware, for a CPU. Copies and products complete at once.
 #include "cluster_on_cpu.hpp"
+#include "bfloat16_on_cpu.hpp"
 
 #define __grid_constant__
 #define SHARED_MEMORY static_assert(true)
@@ -11,13 +12,12 @@ struct TensorMap {  // the test fills it in
 };
 
 static std::vector<std::unique_ptr<std::barrier<>>> multiplying;  // the threads of each program that multiply
-static std::vector<std::vector<float>> lanes;                     // of each program: a value for each thread
 
 static void barrier_init(unsigned barrier, int arrivals) { init_barrier(barrier, arrivals); }
 static void barrier_expect(unsigned barrier, int bytes) { arrive_expecting(barrier, bytes); }
 static void barrier_arrive(unsigned remote) { change_barrier(remote, 1, 0); }
 static void barrier_wait(unsigned barrier, int parity) { wait_barrier(barrier, parity); }
-static void __syncwarp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
+static void __syncwarp() { sync_warp(); }
 static int uniform(int value) { return value; }
 static void publish_barriers() {}
 static void prefetch_map(const TensorMap &) {}
@@ -46,31 +46,13 @@ static void wait_for_previous() {}
 static void start_next() {}
 static void give_registers() {}
 static void take_registers() {}
-static float low_half(unsigned packed) {
-  const unsigned bits = packed << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
+static float low_half(unsigned packed) { return __uint_as_float(packed << 16); }
 static float high_half(unsigned packed) { return low_half(packed >> 16); }
-static unsigned rounded(float value) {
-  unsigned bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-}
-static unsigned pack(float low, float high) { return rounded(low) | rounded(high) << 16; }
+static unsigned pack(float low, float high) { return rounded(low) | (unsigned)rounded(high) << 16; }
 static uint4 load_16_bytes(const bits16 *from) { return *(const uint4 *)from; }
 static float load_square(const float *from) { return *from; }
 template <int THREADS>
 static void sync_warpgroups() { multiplying[cluster_rank()]->arrive_and_wait(); }
-static float from_lane(float value, int lane) {
-  std::vector<float> &all = lanes[cluster_rank()];
-  all[threadIdx.x] = value;
-  __syncwarp();
-  const float found = all[threadIdx.x / 32 * 32 + lane];
-  __syncwarp();
-  return found;
-}
 static float from_other_lane(float value, int difference) { return from_lane(value, (threadIdx.x % 32) ^ difference); }
 static float rsqrtf(float value) { return 1.f / std::sqrt(value); }
 static float open_gate(float x) { return x / (1.f + std::exp(-x)); }
@@ -97,6 +79,5 @@ static void launch_products(int num_programs, int cluster_size, int threads, int
   const int copying = threads % 128 ? threads % 128 : 128;
   multiplying.clear();
   for (int i = 0; i < cluster_size; i++) multiplying.push_back(std::make_unique<std::barrier<>>(threads - copying));
-  lanes.assign(cluster_size, std::vector<float>(threads));
   launch(num_programs, threads, shared_bytes, kernel, cluster_size);
 }

@@ -3,6 +3,7 @@
 // checked, and asynchronous copies and products complete at once. A warp waits for its 32 threads where it waits for
 // products, because its first thread releases the weights.
 #include "cluster_on_cpu.hpp"
+#include "float16_on_cpu.hpp"
 
 #define SHARED_MEMORY
 
@@ -21,11 +22,6 @@ static Value &at(unsigned offset) {
 template <class Value>
 static Value &shared(unsigned address) {
   return at<Value>(offset_of(address, cluster_rank()));
-}
-static float to_float(half_bits bits) {
-  _Float16 value;
-  std::memcpy(&value, &bits, sizeof value);
-  return (float)value;
 }
 static half_bits to_half(float value) {
   const _Float16 rounded = (_Float16)std::fmin(std::fmax(value, -65504.f), 65504.f);
@@ -105,13 +101,11 @@ static void multiply(float (&d)[COUNT], u64 a, u64 b, int accumulate) {
 // The same with the left operand in registers, which the threads of a warp exchange.
 template <int COUNT>
 static void multiply(float (&d)[COUNT], const unsigned *a, u64 b, int accumulate) {
-  static unsigned all_fragments[CLUSTER][MAX_WARPGROUPS * 4][32][4];
-  auto &fragments = all_fragments[cluster_rank()];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  std::memcpy(fragments[warp][lane], a, sizeof fragments[warp][lane]);
-  warps[warp]->arrive_and_wait();
+  const int lane = threadIdx.x % 32;
+  fragments[lane] = {a[0], a[1], a[2], a[3]};
+  sync_warp();
   const auto left = [&](int row, int k) {  // row: 0 to 15
-    const unsigned pair = fragments[warp][row % 8 * 4 + k % 8 / 2][k / 8 * 2 + row / 8];
+    const unsigned pair = fragments[row % 8 * 4 + k % 8 / 2][k / 8 * 2 + row / 8];
     return to_float(pair >> k % 2 * 16 & 0xFFFF);
   };
   const unsigned start = (b & 0x3FFF) << 4, lead = (b >> 16 & 0x3FFF) << 4;
@@ -124,5 +118,5 @@ static void multiply(float (&d)[COUNT], const unsigned *a, u64 b, int accumulate
     }
     d[i] = sum;
   }
-  warps[warp]->arrive_and_wait();
+  sync_warp();
 }
