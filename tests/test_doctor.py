@@ -140,7 +140,8 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     assert "codec's linear layers of few rows in CUDA C++ (needs compute capability 9.0, 10.0 or 12.0" in message
     assert "codec's last layer in CUDA C++ (needs NVRTC" in message
     assert "codec's histories in one launch (needs NVRTC" in message
-    assert "linear layers of 2 to 16 streams in CUDA C++ (needs compute capability 9.0 exactly" in message
+    assert "linear layers of 2 to 16 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
+    assert "linear layers of large batches with norms and gates (needs compute capability 9.0 exactly" in message
     sources = [module.source(90) for module in (prefetch_linear, register_linear, sample_conv, history)]
     for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, *sources):
         monkeypatch.setattr(source, "_available", True)

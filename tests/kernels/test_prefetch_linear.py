@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conftest import DEVICE
 from polyvox.kernels import prefetch_linear
-from polyvox.kernels.gpu import GPUS, assume
+from polyvox.kernels.gpu import GPUS, Gpu, assume
 from polyvox.kernels.launches import META, Launch, record_launches
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.prefetch_linear import ADD, DIVISIONS, GATED, PLAIN
@@ -44,7 +44,7 @@ def rows(count: int, inputs: int, dtype: torch.dtype = DTYPE) -> Tensor:
 def test_clusters_divide_each_matrix() -> None:
     for (_, height, inputs), division in DIVISIONS.items():
         assert division.columns * prefetch_linear.CLUSTER == inputs
-        assert height // division.height * prefetch_linear.CLUSTER == 128
+        assert height // division.height * prefetch_linear.CLUSTER == prefetch_linear.PROGRAMS
         assert division.groups * division.parts == prefetch_linear.WARPS
         assert division.max_rows <= prefetch_linear.ROW_TILES[-1] * prefetch_linear.ROW_TILE
 
@@ -64,6 +64,12 @@ def test_the_products_of_2_to_8_or_16_rows_are_supported_on_hopper(shape: tuple[
         with assume(gpu):
             supported = [count for count in range(1, 20) if prefetch_linear.supports(rows(count, inputs), weight, kind)]
         assert supported == (list(range(2, max_rows + 1)) if gpu.architecture == 90 else [])
+
+
+@pytest.mark.usefixtures("_nvrtc")
+def test_a_gpu_with_fewer_multiprocessors_than_programs_is_not_supported() -> None:
+    with assume(Gpu(90, 114, GPUS[90].shared)):
+        assert not prefetch_linear.supports(rows(8, 1024), rows(*QKV), PLAIN)
 
 
 def test_nothing_is_supported_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 """What inference on a CPU computes with fewer or larger operations equals the reference implementation."""
 
 import math
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
+from conftest import Loaded
 from polyvox.engine.config import PAGE
 from polyvox.engine.kv_cache import KVCache
 from polyvox.kernels.conv import causal_product
@@ -134,14 +136,16 @@ def test_precomputed_rows_give_the_codes_of_the_projection() -> None:
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
 
 
-def test_precomputed_rows_stay_where_they_are_until_the_type_changes() -> None:
-    """CUDA graphs of a first engine contain their addresses when a second one is made of the same model."""
-    shape = TransformerConfig(16, 24, layers=1, heads=2, kv_heads=2, head_dim=8, norm_eps=1e-6, rope_theta=10_000)
-    predictor = CodePredictor(CodePredictorConfig(shape, 32), 24, 3)
-    predictor.precompute()
-    first = predictor.precomputed
-    predictor.precompute()
-    assert predictor.precomputed is first
-    predictor.half().precompute()
+def test_a_state_keeps_what_was_computed_for_it(loaded: Loaded) -> None:
+    """Its CUDA graphs contain the addresses; a further state of the same model computes it again."""
+    generator = loaded("custom_voice", "float32").model.generator
+    predictor = generator.talker.code_predictor
+    first = generator.new_state(1, 4, 4)
     assert predictor.precomputed is not None
-    assert predictor.precomputed.rows.dtype == torch.float16
+    of_first = weakref.ref(predictor.precomputed.rows)
+    second = generator.new_state(1, 4, 4)
+    assert predictor.precomputed.rows is not of_first()
+    assert of_first() is not None
+    del first
+    assert of_first() is None
+    assert second.nbytes

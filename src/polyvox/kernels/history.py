@@ -57,6 +57,10 @@ class HistoryUpdates:
 
     def add(self, rows: Tensor, past: Tensor, slots: Tensor) -> None:
         """As conv.update_history, at the latest when `launch` is called."""
+        assert rows.dtype == past.dtype
+        assert past.itemsize == 2
+        assert rows.is_contiguous()
+        assert past.is_contiguous()
         fits = past.shape[1] <= MAX_ROWS and past.shape[2] % CHANNELS == 0 and len(self._updates) < MAX_UPDATES
         if not fits or (self._slots is not None and self._slots is not slots):
             update_history(rows, past, slots)

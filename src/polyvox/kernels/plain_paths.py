@@ -55,7 +55,7 @@ FAST_PATHS = (
         wgmma_conv.supports_architecture,
     ),
     FastPath(
-        "linear layers of 2 to 16 streams in CUDA C++",
+        "linear layers of 2 to 16 rows in CUDA C++",
         "compute capability 9.0 exactly, and NVRTC",
         "Triton kernels",
         prefetch_linear.supports_architecture,

@@ -323,7 +323,10 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
   __device__ __forceinline__ void run_add() {
     float factors[OWN], residual[OWN];
 #pragma unroll
-    for (int i = 0; i < OWN; i++) factors[i] = to_float(given.out_gain[output(thread + i * THREADS).column]);
+    for (int i = 0; i < OWN; i++) {
+      const bool exists = thread + i * THREADS < OUTPUTS;
+      factors[i] = exists ? to_float(given.out_gain[output(thread + i * THREADS).column]) : 0.f;
+    }
     wait_for_previous();
     uint4 loaded[PAIRS][ROW_TILES];
     const bits16 *from = given.x + (long long)(lane / 4) * given.x_row + rank * COLUMNS + first_column() + lane % 4 * 8;

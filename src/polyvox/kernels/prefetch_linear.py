@@ -5,9 +5,9 @@
 
 A frame of a few streams is a chain of short launches. Triton's product loads its matrix after the previous launch has
 ended, and o and down need a second launch that adds up their splits. Here 128 programs divide every matrix; each copies
-its part to shared memory before it waits (launch_overlap.py), and then reads only rows of x, from cache. The registers
-and the shared memory of a program leave enough for one of the next launch on the same multiprocessor, whose copies
-begin meanwhile.
+its part to shared memory before it waits (launch_overlap.py), and then reads only rows of x, from cache. The code
+predictor's programs leave enough registers and shared memory for one of the next launch on the same multiprocessor,
+whose copies begin meanwhile.
 
 The norm before a product is computed here: a program reads half of the columns of each row, multiplies them with the
 gain, and the programs of a cluster exchange the sums of squares with their partial sums.
@@ -35,7 +35,7 @@ from polyvox.kernels.pre_norm import Norm, PreNorm
 from polyvox.kernels.quantized_matrix import Matrix
 
 ARCHITECTURES = (90,)
-CLUSTER, WARPS, WARP_SIZE = 2, 8, 32
+PROGRAMS, CLUSTER, WARPS, WARP_SIZE = 128, 2, 8, 32
 ROW_TILE, GROUP, PADDING = 8, 8, 32
 ROW_TILES = (1, 2)  # of a program, that the source has, ascending
 MIN_ROWS = 2  # small_batch_linear.py multiplies one row faster without tensor cores
@@ -84,7 +84,10 @@ def source(architecture: int) -> CudaSource:
 
 
 def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
-    """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others."""
+    """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others.
+
+    That was measured with a multiprocessor for each program.
+    """
     if not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
         return False
     rows, division = x.numel() // x.shape[-1], DIVISIONS.get((kind, *weight.shape))
@@ -92,6 +95,7 @@ def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
         division is not None
         and MIN_ROWS <= rows <= division.max_rows
         and x.dtype == weight.dtype == torch.bfloat16
+        and gpu_of(x.device).multiprocessors >= PROGRAMS
         and supports_architecture(gpu_of(x.device).architecture)
     )
 
@@ -149,6 +153,7 @@ def _launch(
     assert x.stride(0) * x.itemsize % ALIGNMENT == 0
     assert weight.is_contiguous()
     assert add is None or add.stride(1) == 1
+    assert all(each is None or (each.dtype == x.dtype and each.is_contiguous()) for each in (gain, out_gain))
     num_programs, shared = len(weight) // division.height * CLUSTER, shared_bytes(kind, division, row_tiles)
     source(gpu_of(x.device).architecture).launch(
         kernel_name(kind, division, row_tiles), num_programs, WARPS * WARP_SIZE, shared,

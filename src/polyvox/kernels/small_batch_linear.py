@@ -24,8 +24,9 @@ and scales its result by 1 / sqrt(mean of squares + eps). No program reads a who
 
 Types: bfloat16, float16; float32 up to VECTOR_ROWS rows.
 Roundings: row · gain is rounded; products and squares are summed in float32, in an order that depends only on N, K,
-weight's type, `row_block(M)` and the number of tiles of rows; the sum is multiplied by the channel's scale, if any,
-then by that of the norm, then rounded, then residual or gate as add_rms_norm and silu_mul round.
+weight's type, `row_block(M)`, the number of tiles of rows and which file computes the product; the sum is multiplied by
+the channel's scale, if any, then by that of the norm, then rounded, then residual or gate as add_rms_norm and silu_mul
+round.
 Bytes: weight once, from cache for all tiles but the first; x, add and the result once from memory.
 """
 

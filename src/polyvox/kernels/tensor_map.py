@@ -27,7 +27,7 @@ class TensorMap:
     box_rows: int
 
     def encoded(self) -> ctypes.Array[ctypes.c_char]:
-        """The description; the driver writes it without a GPU's help."""
+        """The description, which the driver writes on the host."""
         rows, columns = self.matrix.shape
         assert self.matrix.dtype == torch.bfloat16
         assert self.matrix.stride(1) == 1

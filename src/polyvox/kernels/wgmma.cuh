@@ -94,7 +94,7 @@ __device__ __forceinline__ void copy_bytes(unsigned to, const void *from, int by
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
       ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
-// To the same addresses of all programs of a cluster; each one's barrier is told of the bytes.
+// To the same addresses of all programs of a cluster; each program's barrier counts the bytes.
 __device__ __forceinline__ void copy_bytes_to_cluster(unsigned to, const void *from, int bytes, unsigned barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"

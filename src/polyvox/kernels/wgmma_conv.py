@@ -156,7 +156,7 @@ def upsample_shared(warpgroups: int) -> int:
 
 
 def pack_unit(conv1: PackedConv, conv2: PackedConv, snake1: Coefficients, snake2: Coefficients) -> PackedStages:
-    """Stages of 32 input channels of the first convolution tap by tap, then the second one's, 96 outputs at a time."""
+    """The first convolution tap by tap, then UNIT_HALF outputs of the second at a time; groups of 8 inputs."""
     order = _column_order(conv1.outputs, conv1.weight.device)  # also of the second convolution's inputs
     first = conv1.weight[:, order].unflatten(0, (-1, 8)).transpose(1, 2)  # [groups of 8 inputs, outputs, 8]
     second = conv2.weight[order][:, order].unflatten(0, (-1, 8)).unflatten(2, (-1, UNIT_HALF)).permute(2, 0, 3, 1)
@@ -165,7 +165,7 @@ def pack_unit(conv1: PackedConv, conv2: PackedConv, snake1: Coefficients, snake2
 
 
 def pack_convolution(layer: PackedConv, snake: Coefficients) -> PackedStages:
-    """Stages of 32 input channels, for each tile of outputs, chunk of 64 inputs and tap."""
+    """A stage for each tile of CONV_WIDTH outputs, CHUNK inputs and tap; 8 inputs of an output together."""
     weights = layer.weight.view(layer.taps, -1, CHUNK // 8, 8, layer.weight.shape[1] // CONV_WIDTH, CONV_WIDTH)
     weights = weights[..., _column_order(CONV_WIDTH, weights.device)].permute(4, 1, 0, 2, 5, 3).contiguous()
     repeated = [values.repeat(layer.rate) for values in snake]
@@ -173,7 +173,7 @@ def pack_convolution(layer: PackedConv, snake: Coefficients) -> PackedStages:
 
 
 def pack_upsampling(layer: PackedConv, snake: Coefficients) -> PackedStages:
-    """Stages of 32 input channels, for each output column of an input column, and tap."""
+    """For each output column of an input column, and tap; 8 inputs of an output together."""
     weights = layer.weight.view(layer.taps, layer.inputs // 8, 8, layer.rate, layer.outputs)
     weights = weights[..., _column_order(layer.outputs, weights.device)].permute(3, 0, 1, 4, 2).contiguous()
     repeated = [values.repeat(layer.rate) for values in snake]

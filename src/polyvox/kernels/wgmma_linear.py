@@ -23,13 +23,13 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
+from polyvox.kernels.launch_overlap import LARGE_BATCH_ARCHITECTURE as ARCHITECTURE
 from polyvox.kernels.launch_overlap import LARGE_BATCHES
 from polyvox.kernels.pre_norm import Norm, PreNorm
 from polyvox.kernels.quantized_matrix import Matrix
 from polyvox.kernels.tensor_map import TensorMap
 
-SOURCE = CudaSource("wgmma_linear.cu", "90a")
-ARCHITECTURE = 90  # no other one has these instructions
+SOURCE = CudaSource("wgmma_linear.cu", f"{ARCHITECTURE}a")  # no other one has these instructions
 DEPTH = 64  # columns of a stage
 PART = 64  # outputs whose squares are summed
 PLAIN, GATED, ADD = range(3)
@@ -168,7 +168,8 @@ def _launch(
 ) -> None:
     (rows, inputs), outputs = x.shape, out.shape[1]
     assert weight.is_contiguous()
-    assert add is None or add.stride(1) == 1
+    assert add is None or (add.stride(1) == 1 and add.stride(0) % 8 == 0)
+    assert gain is None or (gain.dtype == x.dtype and gain.is_contiguous())
     assert squares is None or squares.shape[1] == 1 or squares.stride(1) == 1
     parts, squares_row = (0, 0) if squares is None else (squares.shape[1], squares.stride(0))
     SOURCE.launch(

@@ -137,6 +137,8 @@ class TalkerGeneratorState:
         talker, device, dtype = generator.config, generator.device, generator.dtype
         hidden = generator.hidden_size
         generator.talker.precompute()
+        # A further state computes these again, and CUDA graphs of this one contain their addresses.
+        self._precomputed = generator.talker.rotary, generator.talker.code_predictor.precomputed
 
         def integers(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int64, device=device)

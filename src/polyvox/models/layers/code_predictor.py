@@ -100,14 +100,8 @@ class CodePredictor(nn.Module):
 
     @torch.no_grad()
     def precompute(self) -> None:
-        """Computes what is the same in every frame, once the weights are loaded; required for frames with kernels.
-
-        A further call changes nothing, because CUDA graphs contain the addresses; after a change of the type it does.
-        """
+        """Computes what is the same in every frame, once the weights are loaded; required for frames with kernels."""
         tables: Tensor = self.model.codec_embedding.weight
-        made = self.precomputed
-        if made is not None and (made.rows.dtype, made.rows.device) == (tables.dtype, tables.device):
-            return
         rotary = self._rotary(tables)
         if isinstance(self.small_to_mtp_projection, Linear):
             tables = torch.stack([self.small_to_mtp_projection(table) for table in tables])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyvox import kernels
 from polyvox.kernels import wgmma_linear
 from polyvox.kernels.pre_norm import Norm, PreNorm
 from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, multiply, quantize_matrix, select
@@ -36,7 +37,9 @@ def supports_fused(x: Tensor, matrix: Matrix, gated: bool) -> bool:
 
 def project_fused(x: Tensor | PreNorm, matrix: Matrix, gated: bool) -> Tensor:
     """The product of x or norm(x), gated or not."""
-    if wgmma_linear.supports(x.gained if isinstance(x, PreNorm) else x, matrix, gated):
+    given = x.gained if isinstance(x, PreNorm) else x
+    assert not kernels.active(given) or supports_fused(given, matrix, gated), given.shape
+    if wgmma_linear.supports(given, matrix, gated):
         assert isinstance(matrix, Tensor)
         return wgmma_linear.project(x, matrix, gated)
     return project(x, matrix, gated)
@@ -44,6 +47,7 @@ def project_fused(x: Tensor | PreNorm, matrix: Matrix, gated: bool) -> Tensor:
 
 def project_add_fused(x: Tensor, matrix: Matrix, residual: Tensor, norm: Norm, scale: Tensor | None) -> PreNorm:
     """residual + the product, times scale, and what products after the norm need."""
+    assert not kernels.active(x) or supports_fused(x, matrix, gated=False), x.shape
     if scale is None and wgmma_linear.supports(x, matrix):
         assert isinstance(matrix, Tensor)
         return wgmma_linear.project_add(x, matrix, residual, norm)

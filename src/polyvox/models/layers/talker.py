@@ -72,14 +72,10 @@ class BaseTalker(nn.Module, ABC):
         self.code_predictor.quantize(dtype)
 
     def precompute(self) -> None:
-        """Computes from the loaded weights what every pass needs.
-
-        A further call changes nothing, because CUDA graphs contain the addresses; after a change of the type it does.
-        """
+        """Computes from the loaded weights what every pass needs."""
         has_kernels = self.device.type != "cpu" or kernels.active(self.codec_head.weight)
         arrange_matrices(self, by_column=not has_kernels)
-        rotary = self.rotary
-        if has_kernels and (rotary is None or (rotary.cos.dtype, rotary.cos.device) != (self.dtype, self.device)):
+        if has_kernels:
             positions = torch.arange(self.max_positions, device=self.device)[None]
             self.rotary = RotaryEmbedding(positions, self.config, self.dtype)
         self.code_predictor.precompute()

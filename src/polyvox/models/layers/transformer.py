@@ -177,7 +177,9 @@ class Transformer(nn.Module):
     def logits(self, x: Tensor | PreNorm, rotary: RotaryEmbedding, attend: Attend, head: Projection) -> Tensor:
         """The logits [B, vocab] of a head for the last row of each stream."""
         if isinstance(x, PreNorm) or self._supports_fused(x, attend):
-            return head.fused(self._run_small_batch(x, rotary, attend, len(self.layers)).last())
+            last = self._run_small_batch(x, rotary, attend, len(self.layers)).last()
+            # The first pass of the code predictor has twice as many rows as its head.
+            return head.fused(last) if head.supports_fused(last.gained) else head(self.norm(last.rows))
         return head(self.run(x, rotary, attend)[:, -1])
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor | PreNorm:

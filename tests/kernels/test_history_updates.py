@@ -42,7 +42,7 @@ def test_one_launch_is_listed() -> None:
     def call() -> None:
         updates, slots = history.HistoryUpdates(), torch.zeros(1, dtype=torch.int64)
         for _ in range(2):
-            updates.add(torch.zeros(1, 4, 32), torch.zeros(1, 6, 32), slots)
+            updates.add(torch.zeros(1, 4, 32).half(), torch.zeros(1, 6, 32).half(), slots)
         updates.launch()
 
     assert record_launches([call], GPUS[90]) == [Launch("history.cu:90", "", 90)]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launches of a published model's calls on an H200, in order, listed without running them."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.generator_runner import GeneratorRunner
+from polyvox.engine.graphs import GraphedSizes
+from polyvox.engine.stream_state import CHUNK_SIZES
+from polyvox.engine.vocoder_runner import VocoderRunner
+from polyvox.kernels.cuda_source import CudaSource
+from polyvox.kernels.gpu import GPUS, assume
+from polyvox.kernels.launches import META, OnMetaDevice
+from polyvox.kernels.lazy_triton import Kernel, intercepting_launches
+from polyvox.models.registry import random_model
+
+STREAMS = 1024
+TALKER_LAYERS, PREDICTOR_LAYERS, PASSES = 28, 5, 15
+
+
+@pytest.fixture(scope="module")
+def runners() -> tuple[GeneratorRunner, VocoderRunner]:
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CudaSource, "available", lambda _: True)
+        speech = random_model("1.7B", META, torch.bfloat16)
+        generator = GeneratorRunner(speech.generator, EngineConfig(STREAMS, 256), fixed_sizes=True)
+        vocoder = VocoderRunner(
+            speech.vocoder,
+            generator.state.codes,
+            STREAMS,
+            small_model=False,
+            deterministic=False,
+            fixed_sizes=True,
+            pcm=True,
+        )
+        return generator, vocoder
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaSource, "available", lambda _: True)
+
+
+def launches(call: Callable[[], object]) -> Counter[str]:
+    """How often each kernel in Triton's language and each CUDA file is launched."""
+    made: Counter[str] = Counter()
+
+    def record(launched: Kernel | CudaSource, *_: object) -> None:
+        made[launched.file if isinstance(launched, CudaSource) else launched.function.__name__] += 1
+
+    with torch.inference_mode(), OnMetaDevice(), assume(GPUS[90]), intercepting_launches(record):
+        call()
+    return made
+
+
+def frames(runners: tuple[GeneratorRunner, VocoderRunner]) -> GraphedSizes:
+    graphs = runners[0].graphs
+    assert graphs is not None
+    return graphs.families[1]
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
+def test_every_product_of_a_frame_step_has_a_kernel_or_is_the_librarys(
+    streams: int, runners: tuple[GeneratorRunner, VocoderRunner]
+) -> None:
+    """Fused projections do not accept rows that would be multiplied without kernels."""
+    assert launches(frames(runners)[streams].run)["draw_kernel"] == 1 + PASSES
+
+
+def test_eight_streams_copy_all_matrices_but_the_talkers_gates_ahead(
+    runners: tuple[GeneratorRunner, VocoderRunner],
+) -> None:
+    made = launches(frames(runners)[8].run)
+    talker, predictor = 3 * TALKER_LAYERS + 1, PASSES * (4 * PREDICTOR_LAYERS + 1)
+    assert made["prefetch_linear.cu"] == talker + predictor
+    assert made["matrix_kernel"] == TALKER_LAYERS
+    assert made["add_splits_kernel"] == 0
+
+
+def test_large_batches_have_fused_products(runners: tuple[GeneratorRunner, VocoderRunner]) -> None:
+    layers, heads = 4 * PREDICTOR_LAYERS, 1
+    by_streams = {count: launches(frames(runners)[count].run)["wgmma_linear.cu"] for count in (256, 512, 1024)}
+    # The first pass of the predictor has two rows per stream.
+    assert by_streams == {
+        256: 4 * TALKER_LAYERS + layers,
+        512: 4 * TALKER_LAYERS + PASSES * (layers + heads),
+        1024: (PASSES - 1) * (layers + heads),
+    }
+
+
+@pytest.mark.parametrize(("streams", "together"), [(1, True), (16, True), (32, False)])
+def test_the_histories_of_a_short_codec_call_are_updated_once(
+    streams: int, together: bool, runners: tuple[GeneratorRunner, VocoderRunner]
+) -> None:
+    graphs = runners[1].graphs
+    assert graphs is not None
+    made = launches(graphs.families[CHUNK_SIZES.index(4)][streams].run)
+    assert made["history.cu"] == together
+    assert (made["update_history_kernel"] == 0) == together
+    assert made["sample_conv.cu"] == 1
