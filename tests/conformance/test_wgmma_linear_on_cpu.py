@@ -26,9 +26,9 @@ PROGRAM = """
 #include "wgmma_linear.cu"
 typedef bits16 H;
 typedef TensorMap Map;
-#define LAUNCH_PRODUCT(NAME, CLUSTER) \\
+#define LAUNCH_PRODUCT(NAME) \\
   extern "C" void launch_##NAME(int num_programs, int threads, int shared, Map *maps, void **p, int *n, float *f) { \\
-    launch_products(num_programs, CLUSTER, threads, shared, [=] { \\
+    launch_products(num_programs, threads, shared, [=] { \\
       NAME(maps[0], maps[1], (float *)p[0], (H *)p[1], (H *)p[2], (H *)p[3], (H *)p[4], (float *)p[5], n[0], n[1], \\
            n[2], n[3], n[4], n[5], f[0]); \\
     }); \\
@@ -45,7 +45,7 @@ class HostMap(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    launches = [f"LAUNCH_PRODUCT({tile.name}, {tile.cluster_rows * tile.cluster_width})" for tile in TILES]
+    launches = [f"LAUNCH_PRODUCT({tile.name})" for tile in TILES]
     return compile_for_cpu("\n".join([PROGRAM, *launches]), tmp_path_factory.mktemp("wgmma_linear"), "-O2")
 
 
@@ -85,7 +85,7 @@ def random(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
 def test_products_equal_their_reference(tile: ProductTile) -> None:
-    height = 2 * tile.width * tile.cluster_width
+    height = 2 * tile.width
     weight, x = random(height, INPUTS, seed=1, scale=INPUTS**-0.5), random(ROWS, 2, INPUTS, seed=2)[:, 1]
     if tile.kind == ADD:
         add, norm = random(ROWS, 2, height, seed=3)[:, 1], Norm(random(height, seed=4), 1e-6)

@@ -21,20 +21,20 @@ static void __syncwarp() { sync_warp(); }
 static int uniform(int value) { return value; }
 static void publish_barriers() {}
 static void prefetch_map(const TensorMap &) {}
-template <bool MULTICAST>
-static void copy_box(unsigned to, const TensorMap &map, int column, int row, unsigned barrier, unsigned short mask) {
+static void copy_box(unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
   require(to % 1024 == 0, "a copy does not begin at a swizzled block");
-  for (int rank = 0; rank < (int)programs.size(); rank++) {
-    if (MULTICAST ? !(mask >> rank & 1) : rank != cluster_rank()) continue;
-    unsigned char *there = pointer(remote_address(to, rank), map.box_rows * ROW_BYTES);
-    for (int r = 0; r < map.box_rows; r++)
-      for (int c = 0; c < DEPTH; c++) {
-        const bool exists = row + r < map.rows && column + c < map.columns;
-        const bits16 value = exists ? map.values[(row + r) * map.stride + column + c] : 0;
-        *(bits16 *)(there + r * ROW_BYTES + ((c / 8 ^ r % 8) * 16 + c % 8 * 2)) = value;
-      }
-    change_barrier(remote_address(barrier, rank), 0, -(int)map.box_rows * ROW_BYTES);
-  }
+  unsigned char *there = pointer(to, map.box_rows * ROW_BYTES);
+  for (int r = 0; r < map.box_rows; r++)
+    for (int c = 0; c < DEPTH; c++) {
+      const bool exists = row + r < map.rows && column + c < map.columns;
+      const bits16 value = exists ? map.values[(row + r) * map.stride + column + c] : 0;
+      *(bits16 *)(there + r * ROW_BYTES + ((c / 8 ^ r % 8) * 16 + c % 8 * 2)) = value;
+    }
+  change_barrier(barrier, 0, -(int)map.box_rows * ROW_BYTES);
+}
+static void copy_box_to_cluster(unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
+  for (int rank = 0; rank < CLUSTER; rank++)
+    copy_box(remote_address(to, rank), map, column, row, remote_address(barrier, rank));
 }
 static void begin_products() {}
 static void commit_products() {}
@@ -55,7 +55,7 @@ template <int THREADS>
 static void sync_warpgroups() { multiplying[cluster_rank()]->arrive_and_wait(); }
 static float from_other_lane(float value, int difference) { return from_lane(value, (threadIdx.x % 32) ^ difference); }
 static float rsqrtf(float value) { return 1.f / std::sqrt(value); }
-static float open_gate(float x) { return x / (1.f + std::exp(-x)); }
+static float silu(float x) { return x / (1.f + std::exp(-x)); }
 static u64 operand(unsigned address) { return (address & 0xFFFFFF) >> 4; }
 
 // One thread's part of a product of 64 rows: two rows, two of every eight columns, 16 columns of both operands.
@@ -75,9 +75,9 @@ static void multiply(float (&d)[COUNT], u64 a, u64 b) {
 }
 
 template <class Kernel>
-static void launch_products(int num_programs, int cluster_size, int threads, int shared_bytes, Kernel kernel) {
+static void launch_products(int num_programs, int threads, int shared_bytes, Kernel kernel) {
   const int copying = threads % 128 ? threads % 128 : 128;
   multiplying.clear();
-  for (int i = 0; i < cluster_size; i++) multiplying.push_back(std::make_unique<std::barrier<>>(threads - copying));
-  launch(num_programs, threads, shared_bytes, kernel, cluster_size);
+  for (int i = 0; i < CLUSTER; i++) multiplying.push_back(std::make_unique<std::barrier<>>(threads - copying));
+  launch(num_programs, threads, shared_bytes, kernel, CLUSTER);
 }

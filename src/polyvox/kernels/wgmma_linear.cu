@@ -4,16 +4,17 @@
 // tests/conformance/test_wgmma_linear_on_cpu.py runs this file on a CPU.
 //
 // A program computes BM rows × BN matrix rows. One warp copies stages of 64 columns of both operands to shared memory
-// (bulk tensor copies, swizzled by 128 bytes); each warpgroup multiplies 64 rows of x. Programs of a cluster divide the
-// copies: a part of x goes to all programs with the same rows, a part of the matrix to all with the same matrix rows,
-// because the L2 cache cannot deliver tiles of this size to every multiprocessor. The first stages of the matrix are
-// copied before the previous launch has ended (launch_overlap.py); the next launch may start when this one has waited.
+// (bulk tensor copies, swizzled by 128 bytes); each warpgroup multiplies 64 rows of x. The two programs of a cluster
+// have the same matrix rows, and each copies half of them to both, because the L2 cache cannot deliver tiles of this
+// size to every multiprocessor. The first stages of the matrix are copied before the previous launch has ended
+// (launch_overlap.py); the next launch may start when this one has waited.
 
 typedef unsigned long long u64;
 typedef unsigned short bits16;
 
 constexpr int DEPTH = 64;             // columns of a stage
 constexpr int ROW_BYTES = DEPTH * 2;  // of a stage
+constexpr int CLUSTER = 2;            // programs
 constexpr int PART = 64;              // outputs whose squares are summed
 constexpr int GATED = 1, ADD = 2;     // kinds of products; 0: neither
 
@@ -95,19 +96,20 @@ __device__ __forceinline__ void publish_barriers() {
 __device__ __forceinline__ void prefetch_map(const TensorMap &map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-// Copies a box of the map from this row and column on, to this address in all programs of the mask.
-template <bool MULTICAST>
-__device__ __forceinline__ void copy_box(
-    unsigned to, const TensorMap &map, int column, int row, unsigned barrier, unsigned short mask) {
-  if (MULTICAST)
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;"
-        ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(mask) : "memory");
-  else
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-        ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
+// Copies a box of the map from this row and column on.
+__device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+      ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}
+// The same to this address in all programs of the cluster.
+__device__ __forceinline__ void copy_box_to_cluster(
+    unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
+  const unsigned short mask = (1 << CLUSTER) - 1;
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;"
+      ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(mask) : "memory");
 }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -146,7 +148,7 @@ __device__ __forceinline__ float from_lane(float value, int lane) { return __shf
 __device__ __forceinline__ float from_other_lane(float value, int difference) {
   return __shfl_xor_sync(0xFFFFFFFF, value, difference);
 }
-__device__ __forceinline__ float open_gate(float x) { return __fdividef(x, 1.f + __expf(-x)); }  // silu
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
 __device__ __forceinline__ float load_square(const float *from) {
   float v;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
@@ -157,7 +159,7 @@ __device__ __forceinline__ float load_square(const float *from) {
 
 // silu(gate) · up of two columns, with the roundings of silu_mul.py.
 __device__ __forceinline__ unsigned gate_pair(unsigned gates, unsigned ups) {
-  const unsigned open = pack(open_gate(low_half(gates)), open_gate(high_half(gates)));
+  const unsigned open = pack(silu(low_half(gates)), silu(high_half(gates)));
   return pack(low_half(open) * low_half(ups), high_half(open) * high_half(ups));
 }
 // residual + made of two columns; adds their squares.
@@ -171,7 +173,7 @@ __device__ __forceinline__ unsigned gain_pair(unsigned total, unsigned gain) {
   return pack(low_half(total) * low_half(gain), high_half(total) * high_half(gain));
 }
 
-template <int BM, int BN, int CM, int CN, int STAGES, int KIND>
+template <int BM, int BN, int STAGES, int KIND>
 __device__ __forceinline__ void product(
     const TensorMap &x, const TensorMap &weight, const float *squares, const bits16 *add, const bits16 *gain,
     bits16 *out, bits16 *gained, float *out_squares, int rows, int inputs, int outputs, int parts, int squares_row,
@@ -180,52 +182,43 @@ __device__ __forceinline__ void product(
   constexpr int WARPS = BM / 16 / BLOCKS;     // that multiply; the last warp copies
   constexpr int X_BYTES = BM * ROW_BYTES, STAGE = (BM + BN) * ROW_BYTES;
   constexpr int WIDTH = KIND == GATED ? BN / 2 : BN;  // outputs of a program
-  constexpr int SENDERS = CM + CN - 1;                // programs that copy to a program
-  constexpr bool EARLY = KIND == ADD && BM == 64;     // residuals are loaded before the products
   constexpr int CHUNKS = WIDTH / 8, PITCH = WIDTH * 2 + 16, ITERATIONS = 16 * CHUNKS / 32;
+  static_assert(KIND != ADD || BLOCKS == 1, "the residuals of one block are loaded before the products");
   static_assert(WARPS * 16 * PITCH <= STAGES * STAGE, "the results fit into the stages");
   SHARED_MEMORY;
   const unsigned stages = shared_address(memory), full = stages + STAGES * STAGE, empty = full + 8 * STAGES;
   const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-  const int rank = blockIdx.x % (CM * CN), cluster = blockIdx.x / (CM * CN);
-  const int own_m = rank % CM, own_n = rank / CM;
-  const int clusters_m = (rows + BM * CM - 1) / (BM * CM);
-  const int first_row = (cluster % clusters_m * CM + own_m) * BM, first = (cluster / clusters_m * CN + own_n) * WIDTH;
+  const int rank = blockIdx.x % CLUSTER, cluster = blockIdx.x / CLUSTER;
+  const int clusters_m = (rows + BM * CLUSTER - 1) / (BM * CLUSTER);  // with the same matrix rows
+  const int first_row = (cluster % clusters_m * CLUSTER + rank) * BM, first = cluster / clusters_m * WIDTH;
   const int steps = inputs / DEPTH;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(full + 8 * i, 1);
-      barrier_init(empty + 8 * i, SENDERS * WARPS);
+      barrier_init(empty + 8 * i, CLUSTER * WARPS);
     }
     publish_barriers();
   }
   __syncwarp();
-  if (CM * CN > 1)
-    sync_cluster();
-  else
-    __syncthreads();
+  sync_cluster();
 
   if (warp >= WARPS) {
     if (BLOCKS > 1) give_registers();
     if (warp == WARPS && lane == 0) {
-      constexpr int X_ROWS = BM / CN, W_ROWS = WIDTH / CM;  // of a copy
-      unsigned short x_mask = 0, w_mask = 0;
-      for (int i = 0; i < CN; i++) x_mask |= 1 << (own_m + CM * i);
-      for (int i = 0; i < CM; i++) w_mask |= 1 << (own_n * CM + i);
+      constexpr int COPIED = WIDTH / CLUSTER;  // matrix rows of a copy
       prefetch_map(x);
       prefetch_map(weight);
       auto copy_weight = [&](int step, int slot) {
-        const unsigned to = stages + slot * STAGE + X_BYTES + own_m * W_ROWS * ROW_BYTES;
-        const int row = first + own_m * W_ROWS;
+        const unsigned to = stages + slot * STAGE + X_BYTES + rank * COPIED * ROW_BYTES;
+        const int row = first + rank * COPIED;
         barrier_expect(full + 8 * slot, STAGE);
-        copy_box<(CM > 1)>(to, weight, step * DEPTH, row, full + 8 * slot, w_mask);
+        copy_box_to_cluster(to, weight, step * DEPTH, row, full + 8 * slot);
         if (KIND == GATED)
-          copy_box<(CM > 1)>(to + WIDTH * ROW_BYTES, weight, step * DEPTH, outputs + row, full + 8 * slot, w_mask);
+          copy_box_to_cluster(to + WIDTH * ROW_BYTES, weight, step * DEPTH, outputs + row, full + 8 * slot);
       };
       auto copy_x = [&](int step, int slot) {
-        copy_box<(CN > 1)>(stages + slot * STAGE + own_n * X_ROWS * ROW_BYTES, x, step * DEPTH,
-                           first_row + own_n * X_ROWS, full + 8 * slot, x_mask);
+        copy_box(stages + slot * STAGE, x, step * DEPTH, first_row, full + 8 * slot);
       };
       for (int i = 0; i < STAGES; i++) copy_weight(i, i);
       wait_for_previous();
@@ -247,14 +240,14 @@ __device__ __forceinline__ void product(
   }
 
   if (BLOCKS > 1) take_registers();
-  // The barriers that this lane signals: those of a program that copies to this one.
-  const int other = lane - CN, target = lane < CN ? own_m + CM * lane : own_n * CM + other + (other >= own_m);
-  const unsigned release = remote_address(empty, lane < SENDERS ? target : rank);
+  // The barriers that this lane signals: the first lane those of this program, the second those of the other one.
+  const int other = lane - 1, target = lane < 1 ? rank + CLUSTER * lane : other + (other >= rank);
+  const unsigned release = remote_address(empty, lane < CLUSTER ? target : rank);
   wait_for_previous();
   if (threadIdx.x == 0) start_next();
   const int warp_row = first_row + warp / 4 * 64 * BLOCKS + warp % 4 * 16;  // the first; 64 more in the next block
-  const auto residual_of = [&](int i, int block) {
-    const int index = i * 32 + lane, row = warp_row + block * 64 + index / CHUNKS;
+  const auto residual_of = [&](int i) {
+    const int index = i * 32 + lane, row = warp_row + index / CHUNKS;
     if (row >= rows) return make_uint4(0, 0, 0, 0);
     return load_16_bytes(add + (long long)row * add_row + first + index % CHUNKS * 8);
   };
@@ -271,10 +264,10 @@ __device__ __forceinline__ void product(
     sum += from_other_lane(sum, 16);
     scales[block] = KIND != ADD && squares ? rsqrtf(sum / inputs + eps) : 1.f;
   }
-  uint4 residuals[EARLY ? ITERATIONS : 1];
-  if (EARLY)
+  uint4 residuals[ITERATIONS];
+  if (KIND == ADD)
 #pragma unroll
-    for (int i = 0; i < ITERATIONS; i++) residuals[i] = residual_of(i, 0);
+    for (int i = 0; i < ITERATIONS; i++) residuals[i] = residual_of(i);
 
   float sums[BLOCKS][BN / 2];
 #pragma unroll
@@ -292,13 +285,13 @@ __device__ __forceinline__ void product(
         multiply(sums[block], a + block * (64 * ROW_BYTES >> 4) + 2 * i, b + 2 * i);
     commit_products();
     wait_for_products<1>();
-    if (step > 0 && lane < SENDERS) barrier_arrive(release + 8 * previous);
+    if (step > 0 && lane < CLUSTER) barrier_arrive(release + 8 * previous);
     previous = slot;
     if (++slot == STAGES) slot = 0, phase ^= 1;
   }
   finish_products(sums[0]);
   if (BLOCKS > 1) finish_products(sums[BLOCKS - 1]);
-  if (lane < SENDERS) barrier_arrive(release + 8 * previous);
+  if (lane < CLUSTER) barrier_arrive(release + 8 * previous);
 
   // The results, rounded, go to rows in shared memory, so that accesses to memory have 16 bytes.
   sync_warpgroups<WARPS * 32>();  // all products have read their operands
@@ -328,8 +321,7 @@ __device__ __forceinline__ void product(
       const long long at = (long long)row * outputs + first + chunk * 8;
       uint4 made = *(const uint4 *)(tile + index / CHUNKS * PITCH + chunk * 16);
       if (KIND == ADD) {
-        const uint4 residual = EARLY ? residuals[i] : residual_of(i, block);
-        const uint4 factor = *(const uint4 *)(gain + first + chunk * 8);
+        const uint4 residual = residuals[i], factor = *(const uint4 *)(gain + first + chunk * 8);
         float square = 0.f;
         made.x = add_pair(residual.x, made.x, square), made.y = add_pair(residual.y, made.y, square);
         made.z = add_pair(residual.z, made.z, square), made.w = add_pair(residual.w, made.w, square);
@@ -345,20 +337,20 @@ __device__ __forceinline__ void product(
   }
 }
 
-#define PRODUCT(BM, BN, CM, CN, STAGES, KIND)                                                                         \
-  extern "C" __global__ void __cluster_dims__(CM * CN, 1, 1)                                                          \
-      __launch_bounds__(BM > 128 ? BM + 128 : BM * 2 + 32, 1) product_##BM##_##BN##_##CM##_##CN##_##STAGES##_##KIND(  \
+#define PRODUCT(BM, BN, STAGES, KIND)                                                                                 \
+  extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1)                                                          \
+      __launch_bounds__(BM > 128 ? BM + 128 : BM * 2 + 32, 1) product_##BM##_##BN##_##STAGES##_##KIND(                \
           const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const float *squares,        \
           const bits16 *add, const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows,           \
           int inputs, int outputs, int parts, int squares_row, int add_row, float eps) {                              \
-    product<BM, BN, CM, CN, STAGES, KIND>(x, weight, squares, add, gain, out, gained, out_squares, rows, inputs,      \
-                                          outputs, parts, squares_row, add_row, eps);                                 \
+    product<BM, BN, STAGES, KIND>(x, weight, squares, add, gain, out, gained, out_squares, rows, inputs, outputs,     \
+                                  parts, squares_row, add_row, eps);                                                  \
   }
 // wgmma_linear.py lists the same tiles.
-PRODUCT(256, 128, 2, 1, 4, 0)
-PRODUCT(128, 128, 2, 1, 6, 0)
-PRODUCT(64, 128, 2, 1, 8, 0)
-PRODUCT(256, 192, 2, 1, 4, 1)
-PRODUCT(128, 192, 2, 1, 5, 1)
-PRODUCT(64, 128, 2, 1, 8, 2)
-PRODUCT(64, 64, 2, 1, 13, 2)
+PRODUCT(256, 128, 4, 0)
+PRODUCT(128, 128, 6, 0)
+PRODUCT(64, 128, 8, 0)
+PRODUCT(256, 192, 4, 1)
+PRODUCT(128, 192, 5, 1)
+PRODUCT(64, 128, 8, 2)
+PRODUCT(64, 64, 13, 2)

@@ -31,6 +31,7 @@ from polyvox.kernels.tensor_map import TensorMap
 
 SOURCE = CudaSource("wgmma_linear.cu", f"{ARCHITECTURE}a")  # no other one has these instructions
 DEPTH = 64  # columns of a stage
+CLUSTER = 2  # programs
 PART = 64  # outputs whose squares are summed
 PLAIN, GATED, ADD = range(3)
 # Multiplications: from 256 rows of the talker's and 512 rows of the predictor's smallest matrix to 512 rows of the
@@ -41,20 +42,17 @@ MIN_INPUTS = 1024  # columns: those of the stages of any tile
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
-    """Rows of x and matrix rows of a program, programs of a cluster in both directions, stages in shared memory."""
+    """Rows of x and matrix rows of a program, stages in shared memory."""
 
     rows: int
     width: int
-    cluster_rows: int
-    cluster_width: int
     stages: int
     kind: int
     cost: float  # µs of a product of 2,048 columns with one tile per multiprocessor, measured on an H200
 
     @property
     def name(self) -> str:
-        values = self.rows, self.width, self.cluster_rows, self.cluster_width, self.stages, self.kind
-        return "product_" + "_".join(map(str, values))
+        return f"product_{self.rows}_{self.width}_{self.stages}_{self.kind}"
 
     @property
     def threads(self) -> int:
@@ -66,21 +64,20 @@ class ProductTile:
         return self.stages * ((self.rows + self.width) * DEPTH * 2 + 16)
 
     def divides(self, matrix_rows: int) -> bool:
-        return matrix_rows % (self.width * self.cluster_width) == 0
+        return matrix_rows % self.width == 0
 
     def num_programs(self, rows: int, matrix_rows: int) -> int:
-        clusters = -(-rows // (self.rows * self.cluster_rows)) * (matrix_rows // (self.width * self.cluster_width))
-        return clusters * self.cluster_rows * self.cluster_width
+        return -(-rows // (self.rows * CLUSTER)) * CLUSTER * (matrix_rows // self.width)
 
 
 TILES = (
-    ProductTile(256, 128, 2, 1, 4, PLAIN, 26.1),
-    ProductTile(128, 128, 2, 1, 6, PLAIN, 14.7),
-    ProductTile(64, 128, 2, 1, 8, PLAIN, 10.3),
-    ProductTile(256, 192, 2, 1, 4, GATED, 37.6),
-    ProductTile(128, 192, 2, 1, 5, GATED, 21.0),
-    ProductTile(64, 128, 2, 1, 8, ADD, 10.7),
-    ProductTile(64, 64, 2, 1, 13, ADD, 7.3),
+    ProductTile(256, 128, 4, PLAIN, 26.1),
+    ProductTile(128, 128, 6, PLAIN, 14.7),
+    ProductTile(64, 128, 8, PLAIN, 10.3),
+    ProductTile(256, 192, 4, GATED, 37.6),
+    ProductTile(128, 192, 5, GATED, 21.0),
+    ProductTile(64, 128, 8, ADD, 10.7),
+    ProductTile(64, 64, 13, ADD, 7.3),
 )
 
 
@@ -181,9 +178,9 @@ def _launch(
 
 
 def _maps(x: Tensor, weight: Tensor, tile: ProductTile) -> tuple[TensorMap, TensorMap]:
-    """The operands; each program of a cluster copies a part of the rows."""
+    """The operands; each program of a cluster copies a part of the matrix rows."""
     width = tile.width // (2 if tile.kind == GATED else 1)  # rows of a copy in each half of a gated matrix
-    return TensorMap(x, tile.rows // tile.cluster_width), TensorMap(weight, width // tile.cluster_rows)
+    return TensorMap(x, tile.rows), TensorMap(weight, width // CLUSTER)
 
 
 def _flat(x: Tensor) -> Tensor:
