@@ -60,7 +60,8 @@ __device__ __forceinline__ void multiply(float (&d)[96], u64 a, u64 b) {
 }
 
 __device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-// An operand of rows of 128 bytes, swizzled; 8 rows are 1,024 bytes.
+// An operand of rows of 128 bytes, swizzled; 8 rows are 1,024 bytes. In a cluster the upper bits of an address are the
+// program's rank; here they become bits of the leading offset, which this layout does not use.
 __device__ __forceinline__ u64 operand(unsigned address) {
   return (u64)(address >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
