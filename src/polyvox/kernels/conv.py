@@ -112,6 +112,16 @@ def channels_last(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous()
 
 
+def update_history(rows: Tensor, past: Tensor, slots: Tensor) -> None:
+    """Shift rows [B,T,C] into the history past [S,H,C] of these slots."""
+    batch, columns, channels = rows.shape
+    history = past.shape[1]
+    update_history_kernel[(batch, -(-channels // HISTORY_CHANNELS))](
+        rows, past, slots, columns, channels, history, H_BLOCK=power_of_2(history), BLOCK=HISTORY_CHANNELS,
+        num_warps=4,
+    )  # fmt: skip
+
+
 def causal_conv(
     x: Tensor,
     taps: PackedConv,
@@ -122,7 +132,7 @@ def causal_conv(
     return_sum: bool = True,
     dtype: torch.dtype | None = None,
     absent: Tensor | None = None,
-    update: UpdateHistory | None = None,
+    update: UpdateHistory = update_history,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum and its Snake, [B, outputs, rate · T] each; one tensor twice without return_sum or without snake.
 
@@ -159,19 +169,9 @@ def causal_conv(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if state is not None:
-        (update or update_history)(rows, past, slots)
+        update(rows, past, slots)
     summed = raw.transpose(1, 2) if return_sum else act.transpose(1, 2)
     return summed, act.transpose(1, 2)
-
-
-def update_history(rows: Tensor, past: Tensor, slots: Tensor) -> None:
-    """Shift rows [B,T,C] into the history past [S,H,C] of these slots."""
-    batch, columns, channels = rows.shape
-    history = past.shape[1]
-    update_history_kernel[(batch, -(-channels // HISTORY_CHANNELS))](
-        rows, past, slots, columns, channels, history, H_BLOCK=power_of_2(history), BLOCK=HISTORY_CHANNELS,
-        num_warps=4,
-    )  # fmt: skip
 
 
 def update_history_reference(rows: Tensor, past: Tensor, slots: Tensor) -> None:

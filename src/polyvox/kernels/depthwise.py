@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def depthwise_norm(
     x: Tensor, state: Tensor, slots: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, eps: float,
-    update: UpdateHistory | None = None,
+    update: UpdateHistory = update_history,
 ) -> Tensor:  # fmt: skip
     """update: instead of conv.update_history."""
     rows, past = channels_last(x), state.transpose(1, 2)
@@ -41,7 +41,7 @@ def depthwise_norm(
         rows, past, slots, weight, bias, gain, shift, out, columns, channels, eps,
         TAPS=taps, BLOCK=power_of_2(channels), num_warps=4,
     )  # fmt: skip
-    (update or update_history)(rows, past, slots)
+    update(rows, past, slots)
     return out
 
 

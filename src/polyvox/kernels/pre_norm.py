@@ -52,6 +52,11 @@ class PreNorm(NamedTuple):
         return PreNorm(self.rows[:, -1], self.gained[:, -1], self.squares[:, -1], self.norm)
 
 
+def flat_rows(x: Tensor) -> Tensor:
+    """[..., K] as [rows, K]."""
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
+
+
 def pre_norm(rows: Tensor, norm: Norm) -> PreNorm:
     """Rows [..., K] before a norm."""
     if not kernels.active(rows):

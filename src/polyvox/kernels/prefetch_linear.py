@@ -31,7 +31,7 @@ from polyvox import kernels
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import overlap
-from polyvox.kernels.pre_norm import Norm, PreNorm
+from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
 from polyvox.kernels.quantized_matrix import Matrix
 
 ARCHITECTURES = (90,)
@@ -119,7 +119,7 @@ def shared_bytes(kind: int, division: Division, row_tiles: int) -> int:
 
 def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
     """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not, for rows that `supports` accepts: rows [M, outputs]."""
-    given = _flat(x.rows if isinstance(x, PreNorm) else x)
+    given = flat_rows(x.rows if isinstance(x, PreNorm) else x)
     out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
     gain, eps = (x.norm.gain, x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
     _launch(GATED if gated else PLAIN, given, weight, gain, None, None, out, None, None, eps)
@@ -128,7 +128,7 @@ def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
 
 def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
     """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
-    given, added = _flat(x), _flat(add)
+    given, added = flat_rows(x), flat_rows(add)
     out, gained = (given.new_empty(added.shape) for _ in range(2))
     squares = torch.empty(len(given), len(weight) // GROUP, dtype=torch.float32, device=x.device)
     _launch(ADD, given, weight, None, added, norm.gain, out, gained, squares, 0.0)
@@ -161,7 +161,3 @@ def _launch(
          0 if add is None else add.stride(0), out.shape[1], eps],
         overlaps=overlap(x)["OVERLAP"],
     )  # fmt: skip
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.flatten(0, -2) if x.dim() > 1 else x[None]

@@ -30,7 +30,7 @@ from polyvox import kernels
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import GPUS, gpu_of
 from polyvox.kernels.launch_overlap import overlap
-from polyvox.kernels.pre_norm import Norm, PreNorm
+from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
 from polyvox.kernels.quantized_matrix import Matrix
 
 ROW_TILE = 8  # rows of x
@@ -92,9 +92,9 @@ def shared_bytes(tiles: int, num_row_tiles: int) -> int:
 
 def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
     """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not, for rows that `supports` accepts: rows [M, outputs]."""
-    given = _flat(x.gained if isinstance(x, PreNorm) else x)
+    given = flat_rows(x.gained if isinstance(x, PreNorm) else x)
     out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
-    squares, eps = (_flat(x.squares), x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
+    squares, eps = (flat_rows(x.squares), x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
     _launch(given, weight, squares, None, None, None, out, None, None, gated, eps)
     return out
 
@@ -104,7 +104,7 @@ def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, scale: Tensor
 
     scale: of the layer, by which the product is multiplied.
     """
-    given, added = _flat(x), _flat(add)
+    given, added = flat_rows(x), flat_rows(add)
     out, gained = (given.new_empty(added.shape) for _ in range(2))
     parts = len(weight) // (TILE * instance(weight)[0])
     squares = torch.empty(len(given), parts, dtype=torch.float32, device=x.device)
@@ -139,7 +139,3 @@ def _launch(
          0 if add is None else add.stride(0), out.shape[1], int(gated), eps],
         overlaps=overlap(x)["OVERLAP"],
     )  # fmt: skip
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.flatten(0, -2) if x.dim() > 1 else x[None]

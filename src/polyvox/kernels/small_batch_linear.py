@@ -44,7 +44,7 @@ from polyvox.kernels import prefetch_linear, register_linear
 from polyvox.kernels.gpu import Gpu, gpu_of
 from polyvox.kernels.launch_overlap import overlap, start_next, wait, wait_for_previous
 from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
-from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
+from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows, pre_norm_reference
 from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, convert, multiply_reference
 from polyvox.kernels.silu_mul import silu_mul_reference
 from polyvox.kernels.tiles import SPARE
@@ -179,10 +179,10 @@ def _lanes(weight: Matrix) -> int:
 
 def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool, plan: LaunchPlan) -> Tensor:
     """Launch the kernel with this plan; returns rows [M, outputs]."""
-    given = _flat(x.gained if isinstance(x, PreNorm) else x)
+    given = flat_rows(x.gained if isinstance(x, PreNorm) else x)
     out = given.new_empty(len(given), len(_values(weight)) // (2 if gated else 1))
     if isinstance(x, PreNorm):
-        _launch(given, weight, out, plan, squares=_flat(x.squares), eps=x.norm.eps, gated=gated)
+        _launch(given, weight, out, plan, squares=flat_rows(x.squares), eps=x.norm.eps, gated=gated)
     else:
         _launch(given, weight, out, plan, gated=gated)
     return out
@@ -190,7 +190,7 @@ def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool, plan: LaunchPlan) -
 
 def launch_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, plan: LaunchPlan) -> PreNorm:
     """Launch the kernels with this plan; the result has the shape of `add`."""
-    given, added, size = _flat(x), _flat(add), add.shape[-1]
+    given, added, size = flat_rows(x), flat_rows(add), add.shape[-1]
     out, gained = (given.new_empty(added.shape) for _ in range(2))
     parts = 1 if plan.splits > 1 else -(-size // plan.height)
     squares = torch.empty(len(given), parts, dtype=torch.float32, device=x.device)
@@ -205,10 +205,6 @@ def launch_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, plan: LaunchP
     else:
         _launch(given, weight, out, plan, add=(added, norm.gain, gained, squares))
     return PreNorm(out.view(add.shape), gained.view(add.shape), squares.view(*add.shape[:-1], parts), norm)
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.flatten(0, -2) if x.dim() > 1 else x[None]
 
 
 def _launch(

@@ -197,7 +197,7 @@ def residual_unit(
     slots: Tensor,
     return_sum: bool = True,
     absent: Tensor | None = None,
-    update: UpdateHistory | None = None,
+    update: UpdateHistory = update_history,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum and its Snake, [B,C,T] each, one tensor twice without return_sum; active is the Snake of x.
 
@@ -218,7 +218,7 @@ def residual_unit(
         [rows, added, past, slots, packed.weights, packed.coefficients, raw, act, absent,
          tiles, columns, dilation, stages],
     )  # fmt: skip
-    (update or update_history)(rows, past, slots)
+    update(rows, past, slots)
     return (act if raw is None else raw).transpose(1, 2), act.transpose(1, 2)
 
 
@@ -241,7 +241,7 @@ def convolution(
     add: Tensor | None = None,
     return_sum: bool = True,
     absent: Tensor | None = None,
-    update: UpdateHistory | None = None,
+    update: UpdateHistory = update_history,
 ) -> tuple[Tensor, Tensor]:
     """As conv.causal_conv with snake, whose reference implementations it shares."""
     rows, past = channels_last(x), None if state is None else state.transpose(1, 2)
@@ -261,7 +261,7 @@ def convolution(
          conv_slots(layer.taps, layer.history), conv_buffers(layer.taps)],
     )  # fmt: skip
     if past is not None:
-        (update or update_history)(rows, past, slots)
+        update(rows, past, slots)
     return (act if raw is None else raw).transpose(1, 2), act.transpose(1, 2)
 
 
@@ -273,7 +273,7 @@ def upsample(
     slots: Tensor,
     return_sum: bool = True,
     absent: Tensor | None = None,
-    update: UpdateHistory | None = None,
+    update: UpdateHistory = update_history,
 ) -> tuple[Tensor, Tensor]:
     """As conv.causal_conv with snake and without add, whose reference implementations it shares."""
     rows, past = channels_last(x), state.transpose(1, 2)
@@ -290,7 +290,7 @@ def upsample(
         upsample_shared(warpgroups),
         [rows, past, slots, packed.weights, packed.coefficients, raw, act, absent, tiles, columns, layer.rate],
     )  # fmt: skip
-    (update or update_history)(rows, past, slots)
+    update(rows, past, slots)
     return (act if raw is None else raw).transpose(1, 2), act.transpose(1, 2)
 
 

@@ -25,7 +25,7 @@ from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import LARGE_BATCH_ARCHITECTURE as ARCHITECTURE
 from polyvox.kernels.launch_overlap import LARGE_BATCHES
-from polyvox.kernels.pre_norm import Norm, PreNorm
+from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
 from polyvox.kernels.quantized_matrix import Matrix
 from polyvox.kernels.tensor_map import TensorMap
 
@@ -135,16 +135,16 @@ def _choose(x: Tensor, weight: Tensor, kind: int) -> ProductTile:
 
 def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool, tile: ProductTile) -> Tensor:
     """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not: rows [M, outputs]."""
-    given = _flat(x.gained if isinstance(x, PreNorm) else x)
+    given = flat_rows(x.gained if isinstance(x, PreNorm) else x)
     out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
-    squares, eps = (_flat(x.squares), x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
+    squares, eps = (flat_rows(x.squares), x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
     _launch(given, weight, squares, None, None, out, None, None, tile, eps)
     return out
 
 
 def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, tile: ProductTile) -> PreNorm:
     """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
-    given, added = _flat(x), _flat(add)
+    given, added = flat_rows(x), flat_rows(add)
     out, gained = (given.new_empty(added.shape) for _ in range(2))
     squares = torch.empty(len(given), len(weight) // PART, dtype=torch.float32, device=x.device)
     _launch(given, weight, None, added, norm.gain, out, gained, squares, tile, 0.0)
@@ -181,7 +181,3 @@ def _maps(x: Tensor, weight: Tensor, tile: ProductTile) -> tuple[TensorMap, Tens
     """The operands; each program of a cluster copies a part of the matrix rows."""
     width = tile.width // (2 if tile.kind == GATED else 1)  # rows of a copy in each half of a gated matrix
     return TensorMap(x, tile.rows), TensorMap(weight, width // CLUSTER)
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.flatten(0, -2) if x.dim() > 1 else x[None]
