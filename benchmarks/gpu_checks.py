@@ -136,7 +136,7 @@ def layers(size: str) -> Rows:
         """Records the output of each layer until the stack is closed."""
         stacks = {"talker": model.talker.model.layers, "predictor": model.talker.code_predictor.model.layers}
         names = {layer: f"{name} {stack} {i}" for stack, parts in stacks.items() for i, layer in enumerate(parts)}
-        forward, forward_small_batch = TransformerLayer.forward, TransformerLayer.forward_small_batch
+        forward, forward_fused = TransformerLayer.forward, TransformerLayer.forward_fused
 
         def record(layer: TransformerLayer, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
             out = forward(layer, *inputs)
@@ -144,13 +144,13 @@ def layers(size: str) -> Rows:
             return out
 
         def record_small_batch(layer: TransformerLayer, *inputs: Any) -> PreNorm:
-            out = forward_small_batch(layer, *inputs)
+            out = forward_fused(layer, *inputs)
             found.setdefault(names[layer], []).append(out.rows.float())
             return out
 
         patches = ExitStack()
         patches.enter_context(mock.patch.object(TransformerLayer, "forward", record))
-        patches.enter_context(mock.patch.object(TransformerLayer, "forward_small_batch", record_small_batch))
+        patches.enter_context(mock.patch.object(TransformerLayer, "forward_fused", record_small_batch))
         return patches
 
     torch.manual_seed(1)

@@ -76,7 +76,7 @@ def test_fused_projections_with_layer_scales_give_the_same_samples(
     codes = torch.from_numpy(golden("codec", "float64")["short_codes"]).to(DEVICE)[:, :6]
     with torch.inference_mode():
         expected, _ = codec(codes, codec.initial_state(len(codes)))
-        monkeypatch.setattr(TransformerLayer, "supports_small_batch", lambda _layer, _rows: True)
+        monkeypatch.setattr(TransformerLayer, "supports_fused", lambda _layer, _rows: True)
         found, _ = codec(codes, codec.initial_state(len(codes)))
     assert not torch.equal(found, expected)  # the norm is divided between two products
     assert relative_error(found, expected.cpu().numpy()) < 1e-9

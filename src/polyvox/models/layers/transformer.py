@@ -111,10 +111,10 @@ class TransformerLayer(nn.Module):
         x, normed = self.post_attention_layernorm.add_and_norm(attended, x, self.self_attn_layer_scale)
         return next_norm.add_and_norm(self.mlp(normed), x, self.mlp_layer_scale)
 
-    def forward_small_batch(
+    def forward_fused(
         self, x: PreNorm, layer: int, rotary: RotaryEmbedding, attend: Attend, next_norm: RMSNorm
     ) -> PreNorm:
-        """The same for a small batch, with norms and residuals fused into the projections."""
+        """The same with norms and residuals fused into the projections."""
         attention = self.self_attn
         scale, mlp_scale = (
             None if given is None else given.scale for given in (self.self_attn_layer_scale, self.mlp_layer_scale)
@@ -123,8 +123,8 @@ class TransformerLayer(nn.Module):
         x = attention.o_proj.add_fused(attended, x.rows, self.post_attention_layernorm.fused, scale)
         return self.mlp.add_fused(x, next_norm.fused, mlp_scale)
 
-    def supports_small_batch(self, x: Tensor) -> bool:
-        """Whether `forward_small_batch` is faster for these rows."""
+    def supports_fused(self, x: Tensor) -> bool:
+        """Whether `forward_fused` is faster for these rows."""
         attention, mlp = self.self_attn, self.mlp
         if self.self_attn_layer_scale is None:
             if not isinstance(mlp, MLP):
@@ -158,7 +158,7 @@ class Transformer(nn.Module):
     def run(self, x: Tensor, rotary: RotaryEmbedding, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] to rows after the final norm. Each layer computes the input norm of the next one."""
         if self._supports_fused(x, attend):
-            return self.norm(self._run_small_batch(x, rotary, attend, len(self.layers)).rows)
+            return self.norm(self._run_fused(x, rotary, attend, len(self.layers)).rows)
         return self._run_layers(x, rotary, attend, len(self.layers))
 
     def store(self, x: Tensor, rotary: RotaryEmbedding, attend: Attend) -> None:
@@ -169,7 +169,7 @@ class Transformer(nn.Module):
         last = len(self.layers) - 1
         attention = cast(TransformerLayer, self.layers[last]).self_attn
         if self._supports_fused(x, attend):
-            qkv = attention.qkv.fused(self._run_small_batch(x, rotary, attend, last))
+            qkv = attention.qkv.fused(self._run_fused(x, rotary, attend, last))
         else:
             qkv = attention.qkv(self._run_layers(x, rotary, attend, last))
         attention.store(qkv, last, rotary, attend)
@@ -177,21 +177,21 @@ class Transformer(nn.Module):
     def logits(self, x: Tensor | PreNorm, rotary: RotaryEmbedding, attend: Attend, head: Projection) -> Tensor:
         """The logits [B, vocab] of a head for the last row of each stream."""
         if isinstance(x, PreNorm) or self._supports_fused(x, attend):
-            last = self._run_small_batch(x, rotary, attend, len(self.layers)).last()
+            last = self._run_fused(x, rotary, attend, len(self.layers)).last()
             # The first pass of the code predictor has twice as many rows as its head.
             return head.fused(last) if head.supports_fused(last.gained) else head(self.norm(last.rows))
         return head(self.run(x, rotary, attend)[:, -1])
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor | PreNorm:
         """Rows table[ids] as the input of a pass over a PagedKVView, before the first norm if the batch is small."""
-        if cast(TransformerLayer, self.layers[0]).supports_small_batch(table[0].expand(*ids.shape, -1)):
+        if cast(TransformerLayer, self.layers[0]).supports_fused(table[0].expand(*ids.shape, -1)):
             return embed_pre_norm(ids, table, self._norms()[0].fused)
         return F.embedding(ids, table)
 
     def _supports_fused(self, x: Tensor, attend: Attend) -> bool:
         """Whether the attention is that of kernels, and fused projections are faster for these rows."""
         is_kernel = isinstance(attend, PagedKVView | RingAttention)
-        return is_kernel and cast(TransformerLayer, self.layers[0]).supports_small_batch(x)
+        return is_kernel and cast(TransformerLayer, self.layers[0]).supports_fused(x)
 
     def _norms(self) -> list[RMSNorm]:
         """The norm before each layer, and the final one."""
@@ -205,12 +205,10 @@ class Transformer(nn.Module):
             x, normed = layer(x, normed, index, rotary, attend, norms[index + 1])
         return normed
 
-    def _run_small_batch(
-        self, x: Tensor | PreNorm, rotary: RotaryEmbedding, attend: Attend, num_layers: int
-    ) -> PreNorm:
+    def _run_fused(self, x: Tensor | PreNorm, rotary: RotaryEmbedding, attend: Attend, num_layers: int) -> PreNorm:
         """Rows after the first layers, before the norm that follows them: the next projection includes it."""
         norms = self._norms()
         rows = x if isinstance(x, PreNorm) else pre_norm(x, norms[0].fused)
         for index, layer in enumerate(islice(self.layers, num_layers)):
-            rows = cast(TransformerLayer, layer).forward_small_batch(rows, index, rotary, attend, norms[index + 1])
+            rows = cast(TransformerLayer, layer).forward_fused(rows, index, rotary, attend, norms[index + 1])
         return rows
