@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from polyvox.engine import graphs
 from polyvox.engine.graphs import GraphedCall, GraphedSizes, capture_graphs
 from polyvox.progress import listening
 
@@ -64,7 +65,8 @@ def test_the_largest_and_smallest_calls_are_completed_before_the_first_capture(
 
 def test_a_call_that_cannot_be_captured_at_once_runs_first(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda **_: SimpleNamespace(instantiate=lambda: None))
+    monkeypatch.setattr(graphs, "prefer_shared_memory", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
 
     def begin_capture(*_: object, **__: object) -> nullcontext[None]:
@@ -78,6 +80,6 @@ def test_a_call_that_cannot_be_captured_at_once_runs_first(monkeypatch: pytest.M
         if events == ["capture", "run"]:
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    stream = cast(torch.cuda.Stream, SimpleNamespace(synchronize=lambda: events.append("synchronize")))
+    stream = cast(torch.cuda.Stream, SimpleNamespace(synchronize=lambda: events.append("synchronize"), device=None))
     GraphedCall(load_kernel).capture(stream, cast("torch.cuda._POOL_HANDLE", (0, 0)))
     assert events == ["capture", "run", "run", "synchronize", "capture", "run"]

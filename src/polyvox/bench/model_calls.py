@@ -143,7 +143,8 @@ def measure_calls(
             for call in CALLS[:3]:
                 run: Callable[[], None] = getattr(batch, call)
                 works[call] = _count_call(run, model, batch.state_bytes(call))
-                programs[call] = _capture(run, model.generator.device) if cuda_graphs else run
+                rows = batch_size if call == "frame" else 0
+                programs[call] = _capture(run, model.generator.device, rows) if cuda_graphs else run
                 if call == "codec" and context != contexts[0]:
                     continue
                 count = min(repeats, PREFILL_REPEATS) if call == "prefill" else repeats
@@ -176,13 +177,13 @@ def _count_call(run: Callable[[], None], model: SpeechModel, state_bytes: int) -
     return replace(work, operations=count_work(run, weights, 0).operations)
 
 
-def _capture(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """The call as a CUDA graph."""
+def _capture(call: Callable[[], object], device: torch.device, rows: int) -> Callable[[], object]:
+    """The call as a CUDA graph; rows: as GraphedCall."""
 
     def run() -> None:
         call()
 
-    program = GraphedCall(run)
+    program = GraphedCall(run, rows=rows)
     stream = torch.cuda.Stream(device)
     program.compile(stream)
     stream.synchronize()

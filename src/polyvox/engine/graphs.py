@@ -17,6 +17,7 @@ from polyvox.engine.config import MAX_BATCH
 from polyvox.engine.parallel_compiler import DeviceCalls, ParallelCompiler, Report
 from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_state import CHUNK_SIZES, MAX_FRAMES_PER_STEP
+from polyvox.kernels.graph_memory import prefer_shared_memory
 from polyvox.kernels.quantize import quantize
 from polyvox.models.protocol import NO_ID, Generator, GeneratorState, PagedCache, Vocoder, VocoderState
 from polyvox.progress import Stage
@@ -25,10 +26,10 @@ MIN_PREFILL_ROWS = 16
 
 
 class GraphedCall:
-    """A call with inputs at fixed addresses."""
+    """A call with inputs at fixed addresses. rows: of a frame call; 0 for other calls."""
 
-    def __init__(self, call: Callable[..., Tensor | None], *inputs: Tensor) -> None:
-        self.inputs, self._call = inputs, call
+    def __init__(self, call: Callable[..., Tensor | None], *inputs: Tensor, rows: int = 0) -> None:
+        self.inputs, self._call, self._rows = inputs, call, rows
         self._graph: torch.cuda.CUDAGraph | None = None
         self._out: Tensor | None = None
 
@@ -47,9 +48,11 @@ class GraphedCall:
             self._graph = self._captured(stream, pool)
 
     def _captured(self, stream: torch.cuda.Stream, pool: "torch.cuda._POOL_HANDLE") -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._out = self._call(*self.inputs)
+        prefer_shared_memory(graph, stream.device, self._rows)
+        graph.instantiate()
         return graph
 
     def __call__(self, *values: Tensor | Ints) -> Tensor | None:
@@ -98,7 +101,9 @@ class GeneratorGraphs:
         # All sizes share one output: it is copied before the next call may write to it.
         self._flags = torch.zeros(max_batch, dtype=torch.int64, device=generator.device)
         self._all_flags = self._flags.repeat(MAX_FRAMES_PER_STEP)  # of the calls of a step
-        self._frames: GraphedSizes = {size: GraphedCall(self._frame, indices(size)) for size in sizes(max_batch)}
+        self._frames: GraphedSizes = {
+            size: GraphedCall(self._frame, indices(size), rows=size) for size in sizes(max_batch)
+        }
         num_rows = max(max_prefill_rows, MIN_PREFILL_ROWS)
         # Parts of prompt rows that are not ids; zeros where a row has none.
         self._given = torch.zeros(num_rows, generator.hidden_size, dtype=generator.dtype, device=generator.device)

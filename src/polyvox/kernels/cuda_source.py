@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyvox.kernels import cuda_driver
 from polyvox.kernels.lazy_triton import interceptor
 from polyvox.kernels.tensor_map import TensorMap
 
@@ -102,9 +103,11 @@ class CudaSource:
         if overlaps:
             attribute = ctypes.pointer(LaunchAttribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=1))
             config = LaunchConfig((num_programs, 1, 1), (threads, 1, 1), shared, stream, attribute, 1)
-            _check("cuLaunchKernelEx", ctypes.byref(config), function, addresses, None)
+            cuda_driver.call("cuLaunchKernelEx", ctypes.byref(config), function, addresses, None)
         else:
-            _check("cuLaunchKernel", function, num_programs, 1, 1, threads, 1, 1, shared, stream, addresses, None)
+            cuda_driver.call(
+                "cuLaunchKernel", function, num_programs, 1, 1, threads, 1, 1, shared, stream, addresses, None
+            )
 
     def compile(self) -> bytes:
         """The machine code, from the cache if it was compiled before. Needs no GPU."""
@@ -131,13 +134,13 @@ class CudaSource:
             if device not in self._modules:
                 torch.cuda.current_stream()  # creates the device's context
                 module = ctypes.c_void_p()
-                _check("cuModuleLoadData", ctypes.byref(module), self.compile())
+                cuda_driver.call("cuModuleLoadData", ctypes.byref(module), self.compile())
                 self._modules[device] = module
             function = ctypes.c_void_p()
-            _check("cuModuleGetFunction", ctypes.byref(function), self._modules[device], name.encode())
+            cuda_driver.call("cuModuleGetFunction", ctypes.byref(function), self._modules[device], name.encode())
             self._functions[device, name] = function
         function = self._functions[device, name]
-        _check("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
+        cuda_driver.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
         return function
 
 
@@ -194,16 +197,3 @@ def _nvrtc() -> ctypes.CDLL:
     if not torch.version.cuda:
         raise OSError("PyTorch is not built for CUDA")
     return ctypes.CDLL(f"libnvrtc.so.{torch.version.cuda.partition('.')[0]}")
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _check(function: str, *arguments: object) -> None:
-    """Calls a function of the CUDA driver; raises RuntimeError if it fails."""
-    if error := getattr(_driver(), function)(*arguments):
-        text = ctypes.c_char_p()
-        _driver().cuGetErrorString(error, ctypes.byref(text))
-        raise RuntimeError(f"{function} failed: {(text.value or b'unknown error').decode()}")

@@ -8,6 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from polyvox.kernels import cuda_driver
+
 BFLOAT16 = 9  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 SWIZZLE_128_BYTES = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 PROMOTE_256_BYTES = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
@@ -38,14 +40,10 @@ class TensorMap:
 def _encode(address: int, rows: int, columns: int, row_bytes: int, box_rows: int) -> ctypes.Array[ctypes.c_char]:
     buffer = ctypes.create_string_buffer(SIZE + ALIGNMENT)
     made = (ctypes.c_char * SIZE).from_buffer(buffer, -ctypes.addressof(buffer) % ALIGNMENT)
-    error = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
-        made, ctypes.c_int(BFLOAT16), ctypes.c_uint32(2), ctypes.c_void_p(address),
+    cuda_driver.call(
+        "cuTensorMapEncodeTiled", made, ctypes.c_int(BFLOAT16), ctypes.c_uint32(2), ctypes.c_void_p(address),
         (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(row_bytes),
         (ctypes.c_uint32 * 2)(COLUMNS, box_rows), (ctypes.c_uint32 * 2)(1, 1), ctypes.c_int(0),
         ctypes.c_int(SWIZZLE_128_BYTES), ctypes.c_int(PROMOTE_256_BYTES), ctypes.c_int(0),
     )  # fmt: skip
-    if error:
-        raise RuntimeError(
-            f"cuTensorMapEncodeTiled failed: error {error}, {rows} × {columns} rows of {row_bytes} bytes"
-        )
     return made
