@@ -11,39 +11,45 @@ from torch import Tensor
 from polyvox.kernels import cuda_driver
 
 BFLOAT16 = 9  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-SWIZZLE_128_BYTES = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+NO_SWIZZLE, SWIZZLE_128_BYTES = 0, 3  # CU_TENSOR_MAP_SWIZZLE_NONE, …_128B
 PROMOTE_256_BYTES = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
-COLUMNS = 64  # of a copy: 128 bytes
+COLUMNS = 64  # of a swizzled copy: 128 bytes
 SIZE, ALIGNMENT = 128, 64  # bytes of CUtensorMap
 MAX_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorMap:
-    """A matrix [rows, columns] in bfloat16 whose copies have box_rows rows and COLUMNS columns.
+    """A matrix [rows, columns] in bfloat16 whose copies have box_rows rows and box_columns columns.
 
-    In shared memory, chunks of 16 bytes are swizzled within 8 rows of 128 bytes. Rows that do not exist are zero.
+    Copies of COLUMNS columns are swizzled in shared memory: chunks of 16 bytes, within 8 rows of 128 bytes. Others are
+    there row by row. Rows that do not exist are zero.
     """
 
     matrix: Tensor
     box_rows: int
+    box_columns: int = COLUMNS
 
     def encoded(self) -> ctypes.Array[ctypes.c_char]:
         """The description, which the driver writes on the host."""
         rows, columns = self.matrix.shape
         assert self.matrix.dtype == torch.bfloat16
         assert self.matrix.stride(1) == 1
-        return _encode(self.matrix.data_ptr(), rows, columns, 2 * self.matrix.stride(0), self.box_rows)
+        row_bytes = 2 * self.matrix.stride(0)
+        return _encode(self.matrix.data_ptr(), rows, columns, row_bytes, self.box_rows, self.box_columns)
 
 
 @lru_cache(MAX_KEPT)
-def _encode(address: int, rows: int, columns: int, row_bytes: int, box_rows: int) -> ctypes.Array[ctypes.c_char]:
+def _encode(
+    address: int, rows: int, columns: int, row_bytes: int, box_rows: int, box_columns: int
+) -> ctypes.Array[ctypes.c_char]:
+    swizzle = SWIZZLE_128_BYTES if box_columns == COLUMNS else NO_SWIZZLE
     buffer = ctypes.create_string_buffer(SIZE + ALIGNMENT)
     made = (ctypes.c_char * SIZE).from_buffer(buffer, -ctypes.addressof(buffer) % ALIGNMENT)
     cuda_driver.call(
         "cuTensorMapEncodeTiled", made, ctypes.c_int(BFLOAT16), ctypes.c_uint32(2), ctypes.c_void_p(address),
         (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(row_bytes),
-        (ctypes.c_uint32 * 2)(COLUMNS, box_rows), (ctypes.c_uint32 * 2)(1, 1), ctypes.c_int(0),
-        ctypes.c_int(SWIZZLE_128_BYTES), ctypes.c_int(PROMOTE_256_BYTES), ctypes.c_int(0),
+        (ctypes.c_uint32 * 2)(box_columns, box_rows), (ctypes.c_uint32 * 2)(1, 1), ctypes.c_int(0),
+        ctypes.c_int(swizzle), ctypes.c_int(PROMOTE_256_BYTES), ctypes.c_int(0),
     )  # fmt: skip
     return made

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode attention of a few rows in CUDA C++: keys and values are in shared memory before the previous launch ends.
+
+    the inputs of rotary.py, where no two rows share a slot -> [N,H,D] as in attention.py; k and v are in the cache
+
+A few rows wait for memory rather than use its bandwidth. A program copies the first 256 positions of its row and KV
+head before it waits (launch_overlap.py), which earlier frames wrote, and the others while it computes. Up to eight
+programs, a cluster, divide the positions of a row where there are too few rows for all multiprocessors; they add up
+their parts without a second launch.
+
+Types: bfloat16.
+Roundings: those of rotary.py; all of attention is in float32, and the quotient is rounded once at the end. The order of
+the sums depends on the row's position and on `choose_splits`.
+Bytes: the pages of keys and values once per row; qkv and the result once.
+Grid: `choose_splits` programs per row and KV head, at most one per multiprocessor.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from polyvox import kernels
+from polyvox.kernels.attention import LOG2_E
+from polyvox.kernels.cuda_source import CudaSource
+from polyvox.kernels.gpu import Gpu, gpu_of
+from polyvox.kernels.launch_overlap import overlap
+from polyvox.kernels.paged_rows import PagedRows
+from polyvox.kernels.rotary import HeadRotation
+from polyvox.kernels.tensor_map import TensorMap
+
+ARCHITECTURES = (90,)
+MAX_ROWS = 16  # more are faster with decode_kernel (H200: 4.12 instead of 4.08 ms for a frame step of 64 rows)
+DIM, GROUP, PAGE = 128, 2, 16
+WARPS, WARP_SIZE, AHEAD = 8, 32, 2
+# (programs of a cluster, the most clusters that an H200 runs at a time), descending
+CLUSTERS = ((8, 14), (4, 30), (2, 66))
+SHARED = WARPS * AHEAD * 2 * PAGE * DIM * 2 + 2 * WARPS * (GROUP * DIM + 2 * GROUP) * 4 + WARPS * AHEAD * 8
+
+
+@cache
+def source(architecture: int) -> CudaSource:
+    return CudaSource("prefetch_attention.cu", str(architecture))
+
+
+def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> bool:
+    """Whether the kernel runs for rows [N, (H + 2·KVH)·D], and faster than decode_kernel."""
+    return (
+        kernels.active(qkv)
+        and not qkv.is_cpu
+        and len(qkv) <= MAX_ROWS
+        and qkv.dtype == cache.keys.dtype == torch.bfloat16
+        and cache.page == PAGE
+        and cache.dim == DIM
+        and cache.num_heads(qkv) == GROUP * cache.kv_heads
+        and rotation.norms is not None
+        and supports_architecture(gpu_of(qkv.device).architecture)
+    )
+
+
+def supports_architecture(architecture: int) -> bool:
+    """Whether a GPU of this architecture runs the kernels; compiles them at the first call."""
+    return architecture in ARCHITECTURES and source(architecture).available()
+
+
+def choose_splits(items: int, gpu: Gpu) -> int:
+    """The programs that divide the positions of each of `items` rows and KV heads."""
+    return next((size for size, most in CLUSTERS if items <= most and items * size <= gpu.multiprocessors), 1)
+
+
+def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
+    """decode_attention.rotary_attention, for inputs that `supports` accepts."""
+    rows, kv_heads, gpu = len(qkv), cache.kv_heads, gpu_of(qkv.device)
+    splits = choose_splits(rows * kv_heads, gpu)
+    out = torch.empty(rows, GROUP * kv_heads, DIM, dtype=qkv.dtype, device=qkv.device)
+    query_gain, key_gain, cos, sin = rotation.launch_tensors(qkv)
+    keys, values, _, _, tables, slots, positions = cache.launch_tensors(qkv)
+    assert keys.is_contiguous()
+    pages = (TensorMap(each.view(-1, kv_heads * DIM), PAGE, DIM) for each in (keys, values))
+    source(gpu.architecture).launch(
+        f"attention_{splits}", min(rows * kv_heads * splits, gpu.multiprocessors), WARPS * WARP_SIZE, SHARED,
+        [qkv, query_gain, key_gain, cos, sin, keys, values, tables, slots, positions, out, rows, kv_heads,
+         qkv.stride(0), *cache.launch_strides(), rotation.eps, DIM**-0.5 * LOG2_E, *pages],
+        overlaps=overlap(qkv)["OVERLAP"],
+    )  # fmt: skip
+    return out

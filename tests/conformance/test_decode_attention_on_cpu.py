@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""page_attention.cu and prefetch_attention.cu, compiled for a CPU, against their reference implementation.
+
+attention_on_cpu.hpp and prefetch_attention_on_cpu.hpp replace the instructions of the GPU, so this tests which thread
+copies, multiplies, adds up and stores what. The sources are also compiled for the architecture that runs them.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
+from polyvox.kernels import page_attention, prefetch_attention
+from polyvox.kernels.decode_attention import rotary_attention_reference
+from polyvox.kernels.gpu import GPUS
+from polyvox.kernels.paged_rows import PagedRows
+from polyvox.kernels.rotary import HeadRotation
+
+DIM, PAGE, KV_HEADS, MANY_PAGES = 128, 16, 2, 40
+MAX_REGISTERS = 168  # per thread
+SPLITS = (1, *(size for size, _ in prefetch_attention.CLUSTERS))
+POINTERS = (
+    "(B *)p[0], (B *)p[1], (B *)p[2], (B *)p[3], (B *)p[4], (B *)p[5], (B *)p[6], (L)p[7], (L)p[8], (L)p[9], (B *)p[10]"
+)
+START = """
+typedef bits16 B;
+typedef const long long *L;
+static float number(int bits) {
+  float made;
+  std::memcpy(&made, &bits, sizeof made);
+  return made;
+}
+"""
+PAGE_PROGRAM = f"""
+#include "page_attention.cu"
+{START}
+static void call_page_attention(void **p, int *n) {{
+  page_attention({POINTERS}, n[0], n[1], n[2], n[3], n[4], n[5], number(n[6]), number(n[7]));
+}}
+LAUNCH(page_attention)
+"""
+PREFETCH_PROGRAM = f"""
+#include "prefetch_attention.cu"
+{START}
+#define CALL(NAME) \\
+  static void call_##NAME(void **p, int *n) {{ \\
+    NAME({POINTERS}, n[0], n[1], n[2], n[3], n[4], n[5], n[6], number(n[7]), number(n[8]), \\
+         TensorMap{{(B *)p[5], n[4]}}, TensorMap{{(B *)p[6], n[4]}}); \\
+  }}
+#define TESTED(SPLITS) CALL(attention_##SPLITS) LAUNCH_CLUSTERS(attention_##SPLITS, SPLITS)
+{"".join(f"TESTED({splits}) " for splits in SPLITS)}
+"""
+Launch = Callable[[Tensor, HeadRotation, PagedRows], Tensor]
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+
+
+@pytest.fixture(scope="module")
+def compiled_page(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_for_cpu(PAGE_PROGRAM, tmp_path_factory.mktemp("page_attention"))
+
+
+@pytest.fixture(scope="module")
+def compiled_prefetch(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_for_cpu(PREFETCH_PROGRAM, tmp_path_factory.mktemp("prefetch_attention"))
+
+
+@pytest.fixture
+def attend_page(compiled_page: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    monkeypatch.setattr(page_attention, "source", lambda _: CpuSource(compiled_page))
+    return page_attention.launch
+
+
+@pytest.fixture
+def attend_split(compiled_prefetch: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Launch]:
+    """The launch with this many programs per row and KV head; three run at a time if it is one."""
+
+    def launch(splits: int) -> Launch:
+        programs = 3 if splits == 1 else 1024
+        monkeypatch.setattr(prefetch_attention, "source", lambda _: CpuSource(compiled_prefetch))
+        monkeypatch.setattr(prefetch_attention, "choose_splits", lambda *_: splits)
+        monkeypatch.setattr(prefetch_attention, "gpu_of", lambda _: replace(GPUS[90], multiprocessors=programs))
+        return prefetch_attention.launch
+
+    return launch
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def inputs(positions: list[int], pages_per_slot: int) -> tuple[Tensor, HeadRotation, PagedRows]:
+    """Rows at these positions, in slots and pages in any order; what is not yet written is NaN."""
+    rows = len(positions)
+    num_slots, length = rows + 1, pages_per_slot * PAGE
+    pages = num_slots * pages_per_slot
+    keys, values = (noise(pages, PAGE, KV_HEADS, DIM, seed=seed) for seed in (1, 2))
+    tables = torch.randperm(pages, generator=torch.Generator().manual_seed(3)).view(num_slots, pages_per_slot)
+    slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(4))[:rows]
+    for slot, position in zip(slots, positions, strict=True):
+        unwritten = torch.arange(position, length)
+        for pool in (keys, values):
+            pool[tables[slot, unwritten // PAGE], unwritten % PAGE] = torch.nan
+    angles = torch.randn(length, DIM // 2, generator=torch.Generator().manual_seed(5))
+    cos = torch.cat([angles.cos(), angles.cos()], 1).bfloat16()
+    sin = torch.cat([-angles.sin(), angles.sin()], 1).bfloat16()
+    norms = 1 + noise(DIM, seed=6) / 4, 1 + noise(DIM, seed=7) / 4
+    size = 4 * KV_HEADS * DIM
+    qkv = noise(rows, size + 16, seed=8)[:, :size]  # with a row stride
+    cache = PagedRows(keys, values, tables, slots, torch.tensor(positions))
+    return qkv, HeadRotation(cos, sin, norms, 1e-6), cache
+
+
+def copied(cache: PagedRows) -> PagedRows:
+    return replace(cache, keys=cache.keys.clone(), values=cache.values.clone())
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int16)
+
+
+def assert_equals_reference(launch: Launch, positions: list[int], pages_per_slot: int) -> None:
+    """Also that a row has the same bits alone."""
+    qkv, rotation, given = inputs(positions, pages_per_slot)
+    expected_cache, cache = copied(given), copied(given)
+    expected = rotary_attention_reference(qkv, rotation, expected_cache)
+    found = launch(qkv, rotation, cache)
+    torch.testing.assert_close(found.float(), expected.float(), atol=2**-7, rtol=2**-6)
+    assert torch.equal(bits(cache.keys), bits(expected_cache.keys))
+    assert torch.equal(bits(cache.values), bits(expected_cache.values))
+    for row in range(len(positions)):
+        one = replace(copied(given), slots=given.slots[row : row + 1], positions=given.positions[row : row + 1])
+        assert torch.equal(launch(qkv[row : row + 1], rotation, one)[0], found[row])
+
+
+@needs_compiler
+@pytest.mark.parametrize("positions", [[0, 1, 15], [7], [14, 3, 2, 9, 8]])
+def test_attention_over_one_page_equals_its_reference(attend_page: Launch, positions: list[int]) -> None:
+    assert_equals_reference(attend_page, positions, 1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("splits", SPLITS)
+@pytest.mark.parametrize("positions", [[0, 1, 31], [32, 33, 255, 256, 300], [5], [639, 0, 500, 64, 17, 3, 2]])
+def test_attention_over_many_pages_equals_its_reference(
+    attend_split: Callable[[int], Launch], splits: int, positions: list[int]
+) -> None:
+    assert_equals_reference(attend_split(splits), positions, MANY_PAGES)
+
+
+def test_few_rows_are_divided_among_the_multiprocessors() -> None:
+    splits = {rows: prefetch_attention.choose_splits(rows * 8, GPUS[90]) for rows in (1, 2, 3, 4, 8, 9, 16)}
+    assert splits == {1: 8, 2: 4, 3: 4, 4: 2, 8: 2, 9: 1, 16: 1}
+    assert prefetch_attention.choose_splits(64, replace(GPUS[90], multiprocessors=114)) == 1
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+@pytest.mark.parametrize(("module", "count"), [(page_attention, 1), (prefetch_attention, len(SPLITS))])
+def test_every_kernel_compiles_and_fits_the_registers(module: ModuleType, count: int, tmp_path: Path) -> None:
+    source = Path(str(module.__file__)).with_suffix(".cu")
+    for architecture in module.ARCHITECTURES:
+        registers = registers_of(source, architecture, tmp_path)
+        assert len(registers) == count
+        assert max(registers) <= MAX_REGISTERS
