@@ -18,7 +18,15 @@ from polyvox.cli import doctor
 from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
 from polyvox.errors import CheckpointError
-from polyvox.kernels import history, prefetch_linear, register_linear, sample_conv, wgmma_conv, wgmma_linear
+from polyvox.kernels import (
+    history,
+    prefetch_linear,
+    prefetch_vector,
+    register_linear,
+    sample_conv,
+    wgmma_conv,
+    wgmma_linear,
+)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -129,6 +137,7 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     device.major, device.minor = 9, 0
     monkeypatch.setattr(wgmma_conv.SOURCE, "_available", False)
     monkeypatch.setattr(prefetch_linear.source(90), "_available", False)
+    monkeypatch.setattr(prefetch_vector.source(90), "_available", False)
     monkeypatch.setattr(wgmma_linear.SOURCE, "_available", False)
     monkeypatch.setattr(register_linear.source(90), "_available", False)
     monkeypatch.setattr(sample_conv.source(90), "_available", False)
@@ -140,9 +149,11 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     assert "codec's linear layers of few rows in CUDA C++ (needs compute capability 9.0, 10.0 or 12.0" in message
     assert "codec's last layer in CUDA C++ (needs NVRTC" in message
     assert "codec's histories in one launch (needs NVRTC" in message
+    assert "linear layers of one row in CUDA C++ (needs compute capability 9.0 exactly" in message
     assert "linear layers of 2 to 16 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
     assert "linear layers of large batches with norms and gates (needs compute capability 9.0 exactly" in message
-    sources = [module.source(90) for module in (prefetch_linear, register_linear, sample_conv, history)]
+    modules = prefetch_linear, prefetch_vector, register_linear, sample_conv, history
+    sources = [module.source(90) for module in modules]
     for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, *sources):
         monkeypatch.setattr(source, "_available", True)
     finding = one("gpus")

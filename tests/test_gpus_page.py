@@ -14,6 +14,7 @@ from polyvox.errors import InvalidRequest
 from polyvox.kernels import (
     history,
     prefetch_linear,
+    prefetch_vector,
     prefill_attention,
     quantized_rows,
     register_linear,
@@ -48,7 +49,7 @@ def marks(supported: list[bool]) -> list[str]:
 def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [
         module.source(architecture)
-        for module in (prefetch_linear, register_linear, sample_conv, history)
+        for module in (prefetch_linear, prefetch_vector, register_linear, sample_conv, history)
         for architecture in GPUS
     ]
     for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, *sources):

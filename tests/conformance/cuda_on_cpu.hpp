@@ -15,6 +15,7 @@
 #define __forceinline__ inline
 #define __global__
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __cluster_dims__(...)
 
 struct Index {

@@ -13,6 +13,7 @@ import torch
 from polyvox.kernels import (
     history,
     prefetch_linear,
+    prefetch_vector,
     quantized_rows,
     register_linear,
     sample_conv,
@@ -53,6 +54,12 @@ FAST_PATHS = (
         "compute capability 9.0 exactly, and NVRTC",
         "Triton kernels",
         wgmma_conv.supports_architecture,
+    ),
+    FastPath(
+        "linear layers of one row in CUDA C++",
+        "compute capability 9.0 exactly, and NVRTC",
+        "Triton kernels",
+        prefetch_vector.supports_architecture,
     ),
     FastPath(
         "linear layers of 2 to 16 rows in CUDA C++",

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which launches page_attention.py and prefetch_attention.py support, and results on a GPU: POLYVOX_TEST_DEVICE=cuda.
+
+tests/conformance/test_decode_attention_on_cpu.py runs their sources on a CPU.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import DEVICE
+from polyvox.kernels import page_attention, prefetch_attention
+from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
+from polyvox.kernels.gpu import GPUS, assume
+from polyvox.kernels.paged_rows import PagedRows
+from polyvox.kernels.rotary import HeadRotation
+
+needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
+DIM, PAGE, KV_HEADS = 128, 16, 8
+Inputs = tuple[Tensor, HeadRotation, PagedRows]
+
+
+@pytest.fixture
+def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (page_attention, prefetch_attention):
+        for architecture in GPUS:
+            monkeypatch.setattr(module.source(architecture), "_available", True)
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def inputs(rows: int, pages: int, device: str, dtype: torch.dtype = torch.bfloat16, dim: int = DIM) -> Inputs:
+    """Rows in different slots of this many pages, at different positions."""
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    keys, values = (noise(rows * pages, PAGE, KV_HEADS, dim) for _ in range(2))
+    tables = torch.arange(rows * pages, device=device).view(rows, pages).flip(0)
+    slots = torch.arange(rows, device=device)
+    positions = torch.arange(rows, device=device) * 37 % (pages * PAGE)
+    cache = PagedRows(keys, values, tables, slots, positions)
+    tables_of_angles = [noise(pages * PAGE, dim) for _ in range(2)]
+    rotation = HeadRotation(tables_of_angles[0], tables_of_angles[1], (noise(dim), noise(dim)), 1e-6)
+    return noise(rows, 4 * KV_HEADS * dim), rotation, cache
+
+
+def supported(given: Inputs, architecture: int = 90) -> tuple[bool, bool]:
+    """By page_attention.py and by prefetch_attention.py."""
+    with assume(GPUS[architecture]):
+        return page_attention.supports(*given), prefetch_attention.supports(*given)
+
+
+@pytest.mark.usefixtures("_nvrtc")
+def test_few_rows_in_bfloat16_are_supported_on_hopper() -> None:
+    assert supported(inputs(64, 1, "meta"))[0]
+    assert not supported(inputs(65, 1, "meta"))[0]
+    assert [supported(inputs(rows, 20, "meta")) for rows in (1, 16, 17)] == [
+        (False, True), (False, True), (False, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("_nvrtc")
+@pytest.mark.parametrize("pages", [1, 20])
+def test_other_launches_have_other_kernels(pages: int) -> None:
+    none = (False, False)
+    qkv, rotation, cache = given = inputs(8, pages, "meta")
+    assert supported(inputs(8, pages, "meta", torch.float16)) == none
+    assert supported(inputs(8, pages, "meta", dim=64)) == none
+    assert supported((qkv, replace(rotation, norms=None), cache)) == none
+    assert supported((qkv, rotation, replace(cache, keys=cache.keys.to(torch.int8)))) == none
+    assert supported((qkv[:, : 3 * KV_HEADS * DIM], rotation, cache)) == none  # one query head per KV head
+    for architecture in (80, 86, 89, 100, 120):
+        assert supported(given, architecture) == none
+
+
+@needs_gpu
+@pytest.mark.parametrize(("rows", "pages"), [(1, 1), (8, 1), (64, 1), (1, 20), (3, 20), (8, 50), (16, 20)])
+def test_attention_equals_its_reference(rows: int, pages: int) -> None:
+    qkv, rotation, given = inputs(rows, pages, DEVICE)
+    assert any(supported((qkv, rotation, given)))
+
+    def copied() -> PagedRows:
+        return replace(given, keys=given.keys.clone(), values=given.values.clone())
+
+    cache, expected_cache = copied(), copied()
+    found, expected = rotary_attention(qkv, rotation, cache), rotary_attention_reference(qkv, rotation, expected_cache)
+    torch.testing.assert_close(found.float(), expected.float(), atol=2**-7, rtol=2**-6)
+    assert torch.equal(cache.keys, expected_cache.keys)
+    assert torch.equal(cache.values, expected_cache.values)
+    assert torch.equal(rotary_attention(qkv, rotation, copied()), found)
