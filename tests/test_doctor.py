@@ -19,7 +19,9 @@ from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
 from polyvox.errors import CheckpointError
 from polyvox.kernels import (
+    code_draw,
     history,
+    mid_batch_linear,
     prefetch_linear,
     prefetch_vector,
     register_linear,
@@ -138,6 +140,8 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(wgmma_conv.SOURCE, "_available", False)
     monkeypatch.setattr(prefetch_linear.source(90), "_available", False)
     monkeypatch.setattr(prefetch_vector.source(90), "_available", False)
+    monkeypatch.setattr(mid_batch_linear.SOURCE, "_available", False)
+    monkeypatch.setattr(code_draw.source(90), "_available", False)
     monkeypatch.setattr(wgmma_linear.SOURCE, "_available", False)
     monkeypatch.setattr(register_linear.source(90), "_available", False)
     monkeypatch.setattr(sample_conv.source(90), "_available", False)
@@ -151,10 +155,12 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     assert "codec's histories in one launch (needs NVRTC" in message
     assert "linear layers of one row in CUDA C++ (needs compute capability 9.0 exactly" in message
     assert "linear layers of 2 to 16 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
+    assert "linear layers of 9 to 64 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
+    assert "predictor's sampling in CUDA C++ (needs NVRTC" in message
     assert "linear layers of large batches with norms and gates (needs compute capability 9.0 exactly" in message
-    modules = prefetch_linear, prefetch_vector, register_linear, sample_conv, history
+    modules = code_draw, prefetch_linear, prefetch_vector, register_linear, sample_conv, history
     sources = [module.source(90) for module in modules]
-    for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, *sources):
+    for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, mid_batch_linear.SOURCE, *sources):
         monkeypatch.setattr(source, "_available", True)
     finding = one("gpus")
     assert finding.state == "ok"

@@ -12,7 +12,9 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.memory import ModelNeeds
 from polyvox.errors import InvalidRequest
 from polyvox.kernels import (
+    code_draw,
     history,
+    mid_batch_linear,
     prefetch_linear,
     prefetch_vector,
     prefill_attention,
@@ -49,10 +51,10 @@ def marks(supported: list[bool]) -> list[str]:
 def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [
         module.source(architecture)
-        for module in (prefetch_linear, prefetch_vector, register_linear, sample_conv, history)
+        for module in (code_draw, prefetch_linear, prefetch_vector, register_linear, sample_conv, history)
         for architecture in GPUS
     ]
-    for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, *sources):
+    for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, mid_batch_linear.SOURCE, *sources):
         monkeypatch.setattr(source, "_available", True)
     rows = table("Paths by architecture")
     assert [int(cell.partition(":")[0].removeprefix("sm_")) for cell in rows.pop("path")[:-1]] == list(GPUS)

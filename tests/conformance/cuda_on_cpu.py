@@ -2,6 +2,7 @@
 """Compile a CUDA file for a CPU: cuda_on_cpu.hpp has a thread for each thread of a program."""
 
 import ctypes
+import mmap
 import re
 import shutil
 import struct
@@ -9,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from polyvox import kernels
@@ -17,6 +19,7 @@ from polyvox.kernels.cuda_source import Argument
 COMPILER = shutil.which("g++")
 NVCC = shutil.which("nvcc")
 COMPILER_SECONDS = 300
+PAGE = mmap.PAGESIZE
 
 
 def compile_for_cpu(program: str, folder: Path, optimization: str = "-O1") -> ctypes.CDLL:
@@ -68,3 +71,23 @@ def registers_of(source: Path, architecture: int | str, folder: Path) -> list[in
     assert made.returncode == 0, made.stderr[-3000:]
     assert not any(int(stored) for stored in re.findall(r"(\d+) bytes spill stores", made.stderr))
     return [int(used) for used in re.findall(r"Used (\d+) registers", made.stderr)]
+
+
+class GuardedMemory:
+    """Tensors between two pages that no one may read or write, which end the process."""
+
+    def __init__(self) -> None:
+        self._maps: list[mmap.mmap] = []
+
+    def copy(self, values: Tensor, at_end: bool) -> Tensor:
+        """A copy that ends before, or else begins after, a page without access; NaN or -1 elsewhere in its pages."""
+        count = -(-values.nbytes // PAGE) * PAGE
+        area = mmap.mmap(-1, count + 2 * PAGE)
+        self._maps.append(area)
+        whole = torch.frombuffer(area, dtype=values.dtype)
+        whole.fill_(torch.nan if values.is_floating_point() else -1)
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        for page in (0, PAGE + count):
+            assert protect(ctypes.c_void_p(whole.data_ptr() + page), ctypes.c_size_t(PAGE), 0) == 0
+        first = (PAGE + (count - values.nbytes if at_end else 0)) // values.itemsize
+        return whole[first : first + values.numel()].view(values.shape).copy_(values)

@@ -6,6 +6,14 @@
 static inline float to_float(bits16 value);
 #include "mma_on_cpu.hpp"
 
+struct float2 {
+  float x, y;
+};
+struct float4 {
+  float x, y, z, w;
+};
+static float2 make_float2(float x, float y) { return {x, y}; }
+
 #define SHARED_MEMORY(NAME) static_assert(true)
 
 static void start_next() {}
@@ -14,7 +22,4 @@ static void sync_program() { __syncthreads(); }
 static float rsqrtf(float value) { return 1.f / std::sqrt(value); }
 static uint4 load_row(const bits16 *from) { return *(const uint4 *)from; }
 static void send(unsigned at, float a, unsigned barrier) { copy(at, &a, sizeof a, barrier); }
-static void send(unsigned at, float a, float b, unsigned barrier) {
-  const float both[2] = {a, b};
-  copy(at, both, sizeof both, barrier);
-}
+static void send(unsigned at, float4 values, unsigned barrier) { copy(at, &values, sizeof values, barrier); }

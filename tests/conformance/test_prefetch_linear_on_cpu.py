@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
 from polyvox.kernels import prefetch_linear
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.prefetch_linear import ADD, DIVISIONS, GATED, PLAIN, Division
@@ -139,6 +139,35 @@ def test_a_row_that_is_not_finite_changes_no_other() -> None:
     assert after[2].isnan().all()
     others = [0, 1, 3]
     assert torch.equal(after[others], before[others])
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_on_cpu")
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("rows", [2, 8, 9, 16])
+def test_nothing_outside_of_the_tensors_is_read_or_written(
+    rows: int, at_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = GuardedMemory()
+
+    def guarded(values: Tensor) -> Tensor:
+        return memory.copy(values, at_end)
+
+    cases = [(kind, guarded(matrix(kind, division))) for kind, division in SHAPES if rows <= division.max_rows]
+    given = [
+        (guarded(noise(rows, weight.shape[1], seed=5)), guarded(noise(rows, len(weight), seed=6)))
+        for _, weight in cases
+    ]
+    norms = [Norm(guarded(norm(weight.shape[0 if kind == ADD else 1]).gain), 1e-6) for kind, weight in cases]
+    empty, new_empty = torch.empty, Tensor.new_empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **named: guarded(empty(*size, **named).fill_(torch.nan)))
+    monkeypatch.setattr(Tensor, "new_empty", lambda like, *size: guarded(new_empty(like, *size).fill_(torch.nan)))
+    for (kind, weight), (x, add), each in zip(cases, given, norms, strict=True):
+        if kind == ADD:
+            made = prefetch_linear.launch_add(x, weight, add, each)[:3]
+        else:
+            made = (prefetch_linear.launch(pre_norm_reference(x, each), weight, kind == GATED),)
+        assert all(bool(part.isfinite().all()) for part in made)
 
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")

@@ -6,7 +6,6 @@ and stores what. The source is also compiled for every architecture that runs it
 """
 
 import ctypes
-import mmap
 import re
 import subprocess
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
 from polyvox.kernels import register_linear
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
@@ -25,7 +24,6 @@ NUM_PROGRAMS = 2
 DTYPE, TOLERANCE = torch.float16, 2**-9
 MAX_REGISTERS = 128  # per thread, so that two programs fit into a multiprocessor
 NUM_PRODUCTS = len(register_linear.INSTANCES) * len(register_linear.ROW_TILES)
-PAGE = mmap.PAGESIZE
 
 PROGRAM = """
 #include "register_linear.cu"
@@ -123,26 +121,6 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
         assert all(
             torch.equal(*pair) for pair in zip(alone[:3], (part[i : i + 1] for part in together[:3]), strict=True)
         )
-
-
-class GuardedMemory:
-    """Tensors between two pages that no one may read or write, which end the process."""
-
-    def __init__(self) -> None:
-        self._maps: list[mmap.mmap] = []
-
-    def copy(self, values: Tensor, at_end: bool) -> Tensor:
-        """A copy that ends before, or else begins after, a page without access; NaN elsewhere in its pages."""
-        count = -(-values.nbytes // PAGE) * PAGE
-        area = mmap.mmap(-1, count + 2 * PAGE)
-        self._maps.append(area)
-        whole = torch.frombuffer(area, dtype=values.dtype)
-        whole.fill_(torch.nan)
-        protect = ctypes.CDLL(None, use_errno=True).mprotect
-        for page in (0, PAGE + count):
-            assert protect(ctypes.c_void_p(whole.data_ptr() + page), ctypes.c_size_t(PAGE), 0) == 0
-        first = (PAGE + (count - values.nbytes if at_end else 0)) // values.itemsize
-        return whole[first : first + values.numel()].view(values.shape).copy_(values)
 
 
 @needs_compiler

@@ -68,7 +68,8 @@ def test_every_product_of_a_frame_step_has_a_kernel_or_is_the_librarys(
     streams: int, runners: tuple[GeneratorRunner, VocoderRunner]
 ) -> None:
     """Fused projections do not accept rows that would be multiplied without kernels."""
-    assert launches(frames(runners)[streams].run)["draw_kernel"] == 1 + PASSES
+    made = launches(frames(runners)[streams].run)
+    assert (made["draw_kernel"], made["code_draw.cu"]) == (1, PASSES)
 
 
 def test_eight_streams_copy_all_matrices_but_the_talkers_gates_ahead(
@@ -102,3 +103,14 @@ def test_the_histories_of_a_short_codec_call_are_updated_once(
     assert made["history.cu"] == together
     assert (made["update_history_kernel"] == 0) == together
     assert made["sample_conv.cu"] == 1
+
+
+@pytest.mark.parametrize(
+    ("streams", "passes", "heads"), [(16, 1, 0), (32, PASSES, PASSES), (64, PASSES - 1, PASSES - 1)]
+)
+def test_more_streams_copy_the_matrices_ahead(
+    streams: int, passes: int, heads: int, runners: tuple[GeneratorRunner, VocoderRunner]
+) -> None:
+    """All of the talker's, and those of the predictor's passes of 17 to 64 rows; the first has two rows per stream."""
+    made = launches(frames(runners)[streams].run)
+    assert made["mid_batch_linear.cu"] == 4 * TALKER_LAYERS + passes * 4 * PREDICTOR_LAYERS + heads

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from polyvox.kernels import (
+    code_draw,
     history,
+    mid_batch_linear,
     prefetch_linear,
     prefetch_vector,
     quantized_rows,
@@ -67,6 +69,13 @@ FAST_PATHS = (
         "Triton kernels",
         prefetch_linear.supports_architecture,
     ),
+    FastPath(
+        "linear layers of 9 to 64 rows in CUDA C++",
+        "compute capability 9.0 exactly, and NVRTC",
+        "Triton kernels",
+        mid_batch_linear.supports_architecture,
+    ),
+    FastPath("predictor's sampling in CUDA C++", "NVRTC", "Triton kernels", code_draw.supports_architecture),
     FastPath(
         "codec's linear layers of few rows in CUDA C++",
         "compute capability 9.0, 10.0 or 12.0, and NVRTC",

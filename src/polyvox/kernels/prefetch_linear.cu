@@ -4,7 +4,8 @@
 // tests/conformance/test_prefetch_linear_on_cpu.py runs this file on a CPU.
 //
 // The two programs of a cluster have the same matrix rows, and each of them half of the columns, so that a program
-// reads half of x only. The partial sums go to the program that owns the output, through shared memory of the cluster.
+// reads half of x only. A program adds up the partial sums of its warps, and sends those of outputs that the other one
+// owns to it: few stores, because those to another program are slow.
 // Tensor cores multiply 16 matrix rows with 8 rows of x over 16 columns. Which columns these are does not matter as
 // long as both operands agree: a thread has 8 consecutive columns of a row, 16 bytes, for two products.
 
@@ -54,9 +55,9 @@ __device__ __forceinline__ void copy(unsigned to, const void *from, unsigned byt
       "[%0], [%1], %2, [%3], policy;\n}" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 // Stores to a program of the cluster; its barrier counts their bytes.
-__device__ __forceinline__ void send(unsigned at, float a, float b, unsigned barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(at),
-               "f"(a), "f"(b), "r"(barrier)
+__device__ __forceinline__ void send(unsigned at, float4 v, unsigned barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
                : "memory");
 }
 __device__ __forceinline__ void send(unsigned at, float a, unsigned barrier) {
@@ -120,11 +121,14 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
   static constexpr int ROWS = 8 * ROW_TILES, HEIGHT = 16 * MATRIX_GROUPS * TILES, COLUMNS = PARTS * PAIRS * 32;
   static constexpr int OWNED = HEIGHT / 8 / CLUSTER, OUTPUT_GROUPS = KIND == GATED ? OWNED / 2 : OWNED;
   static constexpr int LINE = COLUMNS + PADDING, INPUTS = COLUMNS * CLUSTER;
-  static constexpr int PARTIAL_GROUPS = CLUSTER * PARTS * OWNED;
+  static constexpr int PART = HEIGHT / 8 * ROW_TILES * 64, SENT = OWNED * ROW_TILES * 64;  // sums: of a part; exchanged
   static_assert(MATRIX_GROUPS * PARTS == WARPS, "all warps");
+  static_assert(PARTS * PART * 4 <= HEIGHT * LINE * 2, "partial sums may replace the matrix");
   // Shared memory, in bytes: prefetch_linear.py computes the same sum.
-  static constexpr int AT_X = HEIGHT * LINE * 2, AT_PARTIALS = AT_X + (KIND == ADD ? 0 : ROWS * LINE * 2);
-  static constexpr int AT_SQUARES = AT_PARTIALS + PARTIAL_GROUPS * ROW_TILES * 256;
+  static constexpr bool REPLACES = ROW_TILES == 1;
+  static constexpr int AT_X = HEIGHT * LINE * 2, AFTER_X = AT_X + (KIND == ADD ? 0 : ROWS * LINE * 2);
+  static constexpr int AT_PARTIALS = REPLACES ? 0 : AFTER_X, AT_RECEIVED = AFTER_X + (REPLACES ? 0 : PARTS * PART * 4);
+  static constexpr int AT_SQUARES = AT_RECEIVED + SENT * 4;
   static constexpr int AT_BARRIERS = AT_SQUARES + CLUSTER * ROWS * 4;
 
   const Arguments &given;
@@ -137,7 +141,10 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
   }
   __device__ bits16 *matrix() { return (bits16 *)memory; }
   __device__ bits16 *x_rows() { return (bits16 *)(memory + AT_X); }
+  // [part][owner][its group][row tile][64]. Those of 8 rows replace the matrix, so that more launches fit into a
+  // multiprocessor; with 16 rows that was slower on an H200.
   __device__ float *partials() { return (float *)(memory + AT_PARTIALS); }
+  __device__ float *received() { return (float *)(memory + AT_RECEIVED); }  // [group][row tile][64]
   __device__ float *squares() { return (float *)(memory + AT_SQUARES); }
   __device__ unsigned weights_ready() { return shared_address(memory + AT_BARRIERS); }
   __device__ unsigned partials_ready() { return shared_address(memory + AT_BARRIERS) + 8; }
@@ -155,8 +162,7 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
       init_barrier(weights_ready(), 1), init_barrier(partials_ready(), 1);
       fence_barriers();
       arrive_expecting(weights_ready(), HEIGHT * COLUMNS * 2);
-      const int squares_bytes = given.gain ? CLUSTER * given.rows * 4 : 0;
-      arrive_expecting(partials_ready(), PARTIAL_GROUPS * ROW_TILES * 256 + squares_bytes);
+      arrive_expecting(partials_ready(), SENT * 4 + (given.gain ? given.rows * 4 : 0));
     }
     sync_program();
     if (warp == 0) {
@@ -203,9 +209,10 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
       }
       if (given.gain) {
         square = sum_of_lanes(square, 32);
-        if (lane < CLUSTER)
-          send(remote_address(shared_address(squares() + rank * ROWS + row), lane), square,
-               remote_address(partials_ready(), lane));
+        float *own = squares() + rank * ROWS + row;
+        if (lane == 0) *own = square;
+        if (lane == 1)
+          send(remote_address(shared_address(own), 1 - rank), square, remote_address(partials_ready(), 1 - rank));
       }
     }
     sync_program();
@@ -247,32 +254,50 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
   }
   __device__ __forceinline__ int first_column() { return warp / MATRIX_GROUPS * PAIRS * 32; }
 
-  // Send the sums to the programs of the cluster that own them, and wait for those of this program.
+  // Add up the parts, and send those sums to the other program that it owns.
   __device__ __forceinline__ void exchange(float (&sums)[TILES][ROW_TILES][4]) {
+    if (REPLACES) sync_program();  // all warps have read the matrix
     const int part = warp / MATRIX_GROUPS, first_tile = warp % MATRIX_GROUPS * TILES;
 #pragma unroll
     for (int i = 0; i < TILES; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const int group = 2 * (first_tile + i) + half, to = owner(group);
-        const int at = ((rank * PARTS + part) * OWNED + index(group)) * ROW_TILES * 64 + 2 * lane;
-        const unsigned address = remote_address(shared_address(partials() + at), to);
-        const unsigned ready = remote_address(partials_ready(), to);
+        const int group = 2 * (first_tile + i) + half;
+        float *to = partials() + part * PART + (owner(group) * OWNED + index(group)) * ROW_TILES * 64 + 2 * lane;
 #pragma unroll
         for (int j = 0; j < ROW_TILES; j++)
-          send(address + j * 256, sums[i][j][2 * half], sums[i][j][2 * half + 1], ready);
+          *(float2 *)(to + j * 64) = make_float2(sums[i][j][2 * half], sums[i][j][2 * half + 1]);
       }
-    wait_barrier(partials_ready());
+    sync_program();
+    const int other = 1 - rank;
+    const unsigned to = remote_address(shared_address(received()), other);
+    const unsigned ready = remote_address(partials_ready(), other);
+#pragma unroll
+    for (int i = 0; i < (SENT / 4 + THREADS - 1) / THREADS; i++) {
+      const int at = 4 * (thread + i * THREADS);
+      if (at >= SENT) break;
+      float4 sum = *(const float4 *)(partials() + other * SENT + at);
+#pragma unroll
+      for (int j = 1; j < PARTS; j++) {
+        const float4 more = *(const float4 *)(partials() + j * PART + other * SENT + at);
+        sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+      }
+      send(to + 4 * at, sum, ready);
+    }
   }
 
-  // The sum of an output over all columns, in an order that does not depend on the number of rows. element: the index
-  // of the output among the 64 of its group and row tile, matrix row by matrix row.
-  __device__ __forceinline__ float total(int group, int row_tile, int element) {
-    float sum = 0.f;
+  // The sum of an output over this program's columns, in an order that does not depend on the number of rows. element:
+  // the index of the output among the 64 of its group and row tile, matrix row by matrix row.
+  __device__ __forceinline__ float own_sum(int group, int row_tile, int element) {
+    const float *from = partials() + rank * SENT + (group * ROW_TILES + row_tile) * 64 + element;
+    float sum = *from;
 #pragma unroll
-    for (int from = 0; from < CLUSTER * PARTS; from++)
-      sum += partials()[((from * OWNED + group) * ROW_TILES + row_tile) * 64 + element];
+    for (int i = 1; i < PARTS; i++) sum += from[i * PART];
     return sum;
+  }
+  // Over those of the other program; after partials_ready.
+  __device__ __forceinline__ float other_sum(int group, int row_tile, int element) {
+    return received()[(group * ROW_TILES + row_tile) * 64 + element];
   }
   __device__ __forceinline__ float norm_scale(int row) {
     return given.gain ? rsqrtf((squares()[row] + squares()[ROWS + row]) / INPUTS + given.eps) : 1.f;
@@ -303,16 +328,26 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
     const bits16 *from = x_rows() + lane / 4 * LINE + first_column() + lane % 4 * 8;
     multiply_part(sums, [&](int pair, int j) { return *(const uint4 *)(from + j * 8 * LINE + pair * 32); });
     exchange(sums);
+    float own[OWN], own_up[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      if (thread + i * THREADS >= OUTPUTS) break;
+      const Output at = output(thread + i * THREADS);
+      own[i] = own_sum(at.group, at.row_tile, at.element);
+      if (KIND == GATED) own_up[i] = own_sum(OUTPUT_GROUPS + at.group, at.row_tile, at.element);
+    }
+    wait_barrier(partials_ready());
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
       if (thread + i * THREADS >= OUTPUTS) break;
       const Output at = output(thread + i * THREADS);
       if (at.row >= given.rows) continue;
       const float scale = norm_scale(at.row);
-      float made = total(at.group, at.row_tile, at.element) * scale;
+      float made = (own[i] + other_sum(at.group, at.row_tile, at.element)) * scale;
       if (KIND == GATED) {
         const float gate = rounded_float(made);
-        const float up = rounded_float(total(OUTPUT_GROUPS + at.group, at.row_tile, at.element) * scale);
+        const float up_sum = own_up[i] + other_sum(OUTPUT_GROUPS + at.group, at.row_tile, at.element);
+        const float up = rounded_float(up_sum * scale);
         made = rounded_float(gate / (1.f + expf(-gate))) * up;
       }
       given.out[(long long)at.row * given.outputs + at.column] = rounded(made);
@@ -347,13 +382,21 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
     float sums[TILES][ROW_TILES][4];
     multiply_part(sums, [&](int pair, int j) { return loaded[pair][j]; });
     exchange(sums);
+    float own[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      if (thread + i * THREADS >= OUTPUTS) break;
+      const Output at = output(thread + i * THREADS);
+      own[i] = own_sum(at.group, at.row_tile, at.element);
+    }
+    wait_barrier(partials_ready());
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
       if (thread + i * THREADS >= OUTPUTS) break;
       const Output at = output(thread + i * THREADS);
       const bool exists = at.row < given.rows;
-      float made = 0.f;
-      if (exists) made = rounded_float(residual[i] + rounded_float(total(at.group, at.row_tile, at.element)));
+      const float product = own[i] + other_sum(at.group, at.row_tile, at.element);
+      const float made = exists ? rounded_float(residual[i] + rounded_float(product)) : 0.f;
       const float square = sum_of_lanes(made * made, GROUP);
       if (!exists) continue;
       const long long to = (long long)at.row * given.outputs + at.column;

@@ -10,7 +10,8 @@ predictor's programs leave enough registers and shared memory for one of the nex
 whose copies begin meanwhile.
 
 The norm before a product is computed here: a program reads half of the columns of each row, multiplies them with the
-gain, and the programs of a cluster exchange the sums of squares with their partial sums.
+gain, and the programs of a cluster exchange the sums of squares with their partial sums. A program adds up those of its
+warps before: stores to another program are slow.
 
 What a program reads before it waits is constant: the matrix and gains.
 
@@ -113,8 +114,9 @@ def kernel_name(kind: int, division: Division, row_tiles: int) -> str:
 def shared_bytes(kind: int, division: Division, row_tiles: int) -> int:
     """Shared memory of a program: AT_BARRIERS in the source, and two barriers."""
     rows, line = row_tiles * ROW_TILE, 2 * (division.columns + PADDING)
-    partials = division.parts * division.height // ROW_TILE * row_tiles * 256
-    return division.height * line + (0 if kind == ADD else rows * line) + partials + CLUSTER * rows * 4 + 16
+    sums = division.height * rows * 4  # of a part
+    exchanged = sums // 2 + (0 if row_tiles == 1 else division.parts * sums)
+    return division.height * line + (0 if kind == ADD else rows * line) + exchanged + CLUSTER * rows * 4 + 16
 
 
 def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:

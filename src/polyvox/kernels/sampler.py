@@ -15,6 +15,8 @@ mass is within 1e-6 of top_p may be kept by one and dropped by the other. Logari
 last bits, which changes a sample only where the two best scores are that close. A row of NaN logits samples a valid id.
 Bytes: the logits once (and seen, for code 0); noise is generated in registers.
 Grid: one program per row; a row is one block.
+
+Where code_draw.py supports the logits, it samples the same codes.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
+from polyvox.kernels import code_draw
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.noise import keyed_noise
@@ -73,6 +76,9 @@ def draw_keyed(logits: Tensor, book: int, draws: DrawInputs, first: FirstCodeRul
     assert logits.stride(1) == draws.slots.stride(0) == draws.segment.stride(0) == draws.frame.stride(0) == 1
     assert draws.params.stride() == (4, 1), draws.params.stride()
     assert draws.key.stride() == (2, 1), draws.key.stride()
+    if first is None and code_draw.supports(logits):
+        code_draw.launch(logits, book, draws.slots, draws.params, draws.key, draws.segment, draws.frame, codes)
+        return codes
     block = power_of_2(vocab)
     seen, min_frames, soft_limit = (
         (logits, logits, logits) if first is None else (first.seen, first.min_frames, first.soft_limit)

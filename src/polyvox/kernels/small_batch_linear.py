@@ -12,7 +12,8 @@ program loads its first matrix columns before the previous launch has ended (lau
 cores, with the matrix as left operand, so that few rows waste little. A matrix with few rows is also divided by
 columns (`splits`), so that every multiprocessor reads a part of it, and a second launch adds up the splits.
 
-Where prefetch_vector.py, prefetch_linear.py or register_linear.py support a product, it is computed there.
+Where prefetch_vector.py, prefetch_linear.py, mid_batch_linear.py or register_linear.py support a product, it is
+computed there.
 
 Quantised weights are converted to the type of x after they are loaded, which is exact, and the sum of a channel is
 multiplied by its scale. Each byte costs less than two of bfloat16 and a large product needs its matrix in 16 bits, so
@@ -40,7 +41,7 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels import prefetch_linear, prefetch_vector, register_linear
+from polyvox.kernels import mid_batch_linear, prefetch_linear, prefetch_vector, register_linear
 from polyvox.kernels.gpu import Gpu, gpu_of
 from polyvox.kernels.launch_overlap import overlap, start_next, wait, wait_for_previous
 from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
@@ -101,6 +102,9 @@ def project(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
     if prefetch_linear.supports(given, weight, prefetch_linear.GATED if gated else prefetch_linear.PLAIN):
         assert isinstance(weight, Tensor)
         return prefetch_linear.launch(x, weight, gated).view(*given.shape[:-1], -1)
+    if mid_batch_linear.supports(given, weight, mid_batch_linear.GATED if gated else mid_batch_linear.PLAIN):
+        assert isinstance(weight, Tensor)
+        return mid_batch_linear.launch(x, weight, gated).view(*given.shape[:-1], -1)
     if register_linear.supports(given, weight, gated=gated):
         assert isinstance(weight, Tensor)
         return register_linear.launch(x, weight, gated).view(*given.shape[:-1], -1)
@@ -121,6 +125,9 @@ def project_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, scale: Tenso
     if scale is None and prefetch_linear.supports(x, weight, prefetch_linear.ADD):
         assert isinstance(weight, Tensor)
         return prefetch_linear.launch_add(x, weight, add, norm)
+    if scale is None and mid_batch_linear.supports(x, weight, mid_batch_linear.ADD):
+        assert isinstance(weight, Tensor)
+        return mid_batch_linear.launch_add(x, weight, add, norm)
     if register_linear.supports(x, weight, add=True):
         assert isinstance(weight, Tensor)
         return register_linear.launch_add(x, weight, add, norm, scale)

@@ -12,7 +12,7 @@ from polyvox.kernels import cuda_driver
 
 BFLOAT16 = 9  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 NO_SWIZZLE, SWIZZLE_128_BYTES = 0, 3  # CU_TENSOR_MAP_SWIZZLE_NONE, …_128B
-PROMOTE_256_BYTES = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+PROMOTE_128_BYTES, PROMOTE_256_BYTES = 2, 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_…: bytes that the L2 cache reads at once
 COLUMNS = 64  # of a swizzled copy: 128 bytes
 SIZE, ALIGNMENT = 128, 64  # bytes of CUtensorMap
 MAX_KEPT = 4096
@@ -29,27 +29,28 @@ class TensorMap:
     matrix: Tensor
     box_rows: int
     box_columns: int = COLUMNS
+    promotion: int = PROMOTE_256_BYTES
 
     def encoded(self) -> ctypes.Array[ctypes.c_char]:
         """The description, which the driver writes on the host."""
         rows, columns = self.matrix.shape
         assert self.matrix.dtype == torch.bfloat16
         assert self.matrix.stride(1) == 1
-        row_bytes = 2 * self.matrix.stride(0)
-        return _encode(self.matrix.data_ptr(), rows, columns, row_bytes, self.box_rows, self.box_columns)
+        box, row_bytes = (self.box_columns, self.box_rows), 2 * self.matrix.stride(0)
+        return _encode(self.matrix.data_ptr(), rows, columns, row_bytes, box, self.promotion)
 
 
 @lru_cache(MAX_KEPT)
 def _encode(
-    address: int, rows: int, columns: int, row_bytes: int, box_rows: int, box_columns: int
+    address: int, rows: int, columns: int, row_bytes: int, box: tuple[int, int], promotion: int
 ) -> ctypes.Array[ctypes.c_char]:
-    swizzle = SWIZZLE_128_BYTES if box_columns == COLUMNS else NO_SWIZZLE
+    swizzle = SWIZZLE_128_BYTES if box[0] == COLUMNS else NO_SWIZZLE
     buffer = ctypes.create_string_buffer(SIZE + ALIGNMENT)
     made = (ctypes.c_char * SIZE).from_buffer(buffer, -ctypes.addressof(buffer) % ALIGNMENT)
     cuda_driver.call(
         "cuTensorMapEncodeTiled", made, ctypes.c_int(BFLOAT16), ctypes.c_uint32(2), ctypes.c_void_p(address),
         (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(row_bytes),
-        (ctypes.c_uint32 * 2)(box_columns, box_rows), (ctypes.c_uint32 * 2)(1, 1), ctypes.c_int(0),
-        ctypes.c_int(swizzle), ctypes.c_int(PROMOTE_256_BYTES), ctypes.c_int(0),
+        (ctypes.c_uint32 * 2)(*box), (ctypes.c_uint32 * 2)(1, 1), ctypes.c_int(0),
+        ctypes.c_int(swizzle), ctypes.c_int(promotion), ctypes.c_int(0),
     )  # fmt: skip
     return made
