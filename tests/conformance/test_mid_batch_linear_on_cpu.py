@@ -183,21 +183,21 @@ def test_nothing_outside_of_the_tensors_is_read_or_written(
         return memory.copy(values, at_end)
 
     cases = [(kind, guarded(matrix(kind, division))) for kind, division in SHAPES]
-    given = []
-    for kind, weight in cases:
-        x = guarded(noise(rows, weight.shape[1], seed=5))
-        if kind == ADD:
-            given.append((x, guarded(noise(rows, len(weight), seed=6)), Norm(guarded(norm(len(weight)).gain), 1e-6)))
-        else:
-            given.append((normed(x, 32)._replace(gained=x), None, None))
+    given = [
+        (guarded(noise(rows, weight.shape[1], seed=5)), guarded(noise(rows, len(weight), seed=6)))
+        for _, weight in cases
+    ]
+    norms = [Norm(guarded(norm(len(weight)).gain), 1e-6) for _, weight in cases]
+    before = [normed(x, 32)._replace(gained=x) for x, _ in given]
     empty, new_empty = torch.empty, Tensor.new_empty
     monkeypatch.setattr(torch, "empty", lambda *size, **named: guarded(empty(*size, **named).fill_(torch.nan)))
     monkeypatch.setattr(Tensor, "new_empty", lambda like, *size: guarded(new_empty(like, *size).fill_(torch.nan)))
-    for (kind, weight), (x, add, after) in zip(cases, given, strict=True):
-        if add is None:
-            made = (mid_batch_linear.launch(x, weight, kind == GATED),)
-        else:
+    for (kind, weight), (x, add), after, pre_norm in zip(cases, given, norms, before, strict=True):
+        made: tuple[Tensor, ...]
+        if kind == ADD:
             made = mid_batch_linear.launch_add(x, weight, add, after)[:3]
+        else:
+            made = (mid_batch_linear.launch(pre_norm, weight, kind == GATED),)
         assert all(bool(each.isfinite().all()) for each in made)
 
 

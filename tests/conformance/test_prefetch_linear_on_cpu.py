@@ -163,6 +163,7 @@ def test_nothing_outside_of_the_tensors_is_read_or_written(
     monkeypatch.setattr(torch, "empty", lambda *size, **named: guarded(empty(*size, **named).fill_(torch.nan)))
     monkeypatch.setattr(Tensor, "new_empty", lambda like, *size: guarded(new_empty(like, *size).fill_(torch.nan)))
     for (kind, weight), (x, add), each in zip(cases, given, norms, strict=True):
+        made: tuple[Tensor, ...]
         if kind == ADD:
             made = prefetch_linear.launch_add(x, weight, add, each)[:3]
         else:

@@ -72,6 +72,17 @@ def test_every_product_of_a_frame_step_has_a_kernel_or_is_the_librarys(
     assert (made["draw_kernel"], made["code_draw.cu"]) == (1, PASSES)
 
 
+def test_one_stream_copies_the_predictors_matrices_ahead(runners: tuple[GeneratorRunner, VocoderRunner]) -> None:
+    made = launches(frames(runners)[1].run)
+    # The first pass of the predictor has two rows. In the others, attention and its projection are one launch.
+    layers = (PASSES - 1) * PREDICTOR_LAYERS
+    assert made["attention_output.cu"] == layers
+    assert made["prefetch_vector.cu"] == TALKER_LAYERS + 1 + 3 * layers + PASSES
+    assert made["prefetch_linear.cu"] == 4 * PREDICTOR_LAYERS
+    assert made["prefetch_attention.cu"] == TALKER_LAYERS
+    assert made["vector_kernel"] == 3 * TALKER_LAYERS
+
+
 def test_eight_streams_copy_all_matrices_but_the_talkers_gates_ahead(
     runners: tuple[GeneratorRunner, VocoderRunner],
 ) -> None:
@@ -80,6 +91,8 @@ def test_eight_streams_copy_all_matrices_but_the_talkers_gates_ahead(
     assert made["prefetch_linear.cu"] == talker + predictor
     assert made["matrix_kernel"] == TALKER_LAYERS
     assert made["add_splits_kernel"] == 0
+    assert made["prefetch_attention.cu"] == TALKER_LAYERS
+    assert made["page_attention.cu"] == (PASSES - 1) * PREDICTOR_LAYERS
 
 
 def test_large_batches_have_fused_products(runners: tuple[GeneratorRunner, VocoderRunner]) -> None:

@@ -78,10 +78,10 @@ def kernel_name(kind: int, height: int, inputs: int) -> str:
     return f"vector_{kind}_{height}_{inputs}"
 
 
-def shared_bytes(height: int, inputs: int) -> int:
+def shared_bytes(height: int, inputs: int, x_lines: int = 1) -> int:
     """Shared memory of a program: its rows of the matrix, partial sums, squares, a barrier and x."""
     matrix, sums = height // 2 * (4 * inputs + PADDING), 4 * WARPS * (height + 1)
-    return matrix + sums + 16 + 2 * inputs + PADDING
+    return matrix + sums + 16 + x_lines * (2 * inputs + PADDING)
 
 
 def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:

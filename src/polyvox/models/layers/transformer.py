@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.kernels import decode_attention, register_linear
+from polyvox.kernels import attention_output, decode_attention, register_linear
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import rms_norm_reference
-from polyvox.kernels.pre_norm import PreNorm, embed_pre_norm, pre_norm
+from polyvox.kernels.pre_norm import Norm, PreNorm, embed_pre_norm, pre_norm
 from polyvox.kernels.prefill_attention import prompt_attention
 from polyvox.kernels.ring_attention import RingAttention
 from polyvox.kernels.rotary import HeadRotation, rotary_store
@@ -49,6 +49,25 @@ class Attention(nn.Module):
         if isinstance(attend, PagedKVView):
             return self._attend_paged(qkv, layer, rotary, attend)
         return attend(layer, *self._rotated_heads(qkv, rotary)).flatten(-2)
+
+    def attend_add_fused(
+        self,
+        qkv: Tensor,
+        layer: int,
+        rotary: RotaryEmbedding,
+        attend: Attend,
+        residual: Tensor,
+        norm: Norm,
+        scale: Tensor | None,
+    ) -> PreNorm:
+        """residual + the output projection of the attention, times the layer's scale, and what projections need."""
+        if isinstance(attend, PagedKVView) and attend.decode_only and scale is None:
+            rows, rotation, cache = qkv.flatten(0, -2), self._rotation(rotary), attend.layer(layer)
+            weight = self.o_proj.matrix
+            if attention_output.supports(rows, rotation, cache, weight):
+                assert isinstance(weight, Tensor)
+                return attention_output.launch(rows, rotation, cache, weight, residual, norm)
+        return self.o_proj.add_fused(self.attend(qkv, layer, rotary, attend), residual, norm, scale)
 
     def store(self, qkv: Tensor, layer: int, rotary: RotaryEmbedding, attend: Attend) -> None:
         """Stores the keys and values of rows [..., q, k and v] and computes no more than that needs."""
@@ -119,8 +138,8 @@ class TransformerLayer(nn.Module):
         scale, mlp_scale = (
             None if given is None else given.scale for given in (self.self_attn_layer_scale, self.mlp_layer_scale)
         )
-        attended = attention.attend(attention.qkv.fused(x), layer, rotary, attend)
-        x = attention.o_proj.add_fused(attended, x.rows, self.post_attention_layernorm.fused, scale)
+        norm = self.post_attention_layernorm.fused
+        x = attention.attend_add_fused(attention.qkv.fused(x), layer, rotary, attend, x.rows, norm, scale)
         return self.mlp.add_fused(x, next_norm.fused, mlp_scale)
 
     def supports_fused(self, x: Tensor) -> bool:
