@@ -42,6 +42,8 @@ template <int MAX_PENDING>
 static void wait_for_products() { __syncwarp(); }
 template <int COUNT>
 static void finish_products(float (&)[COUNT]) { __syncwarp(); }
+template <int COUNT>
+static void use_from_here(float (&)[COUNT]) {}
 static void wait_for_previous() {}
 static void start_next() {}
 static void give_registers() {}

@@ -118,11 +118,16 @@ template <int MAX_PENDING>
 __device__ __forceinline__ void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(MAX_PENDING) : "memory");
 }
+// No use of these values before this line.
+template <int COUNT>
+__device__ __forceinline__ void use_from_here(float (&values)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(values[i])::"memory");
+}
 template <int COUNT>
 __device__ __forceinline__ void finish_products(float (&sums)[COUNT]) {
   wait_for_products<0>();
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");  // no use before this line
+  use_from_here(sums);
 }
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -252,19 +257,30 @@ __device__ __forceinline__ void product(
     if (row >= rows) return make_uint4(0, 0, 0, 0);
     return load_16_bytes(add + (long long)row * add_row + first + index % CHUNKS * 8);
   };
-  // 1 / root mean square of row lane % 16 of this warp.
-  float scales[BLOCKS];
-#pragma unroll
-  for (int block = 0; block < BLOCKS; block++) {
-    float sum = 0.f;
+  // 1 / root mean square of row lane % 16 of this warp: two threads sum every second part. With one block, the first
+  // parts are loaded before the products and summed after them, so that the products do not wait for them.
+  constexpr bool NORMED = KIND != ADD;
+  constexpr int EARLY = NORMED && BLOCKS == 1 ? 16 : 0;
+  const auto square_of = [&](int block, int part) {
     const int row = warp_row + block * 64 + lane % 16;
-    if (KIND != ADD && squares && row < rows)
+    return squares && row < rows && part < parts ? load_square(squares + (long long)row * squares_row + part) : 0.f;
+  };
+  float early[EARLY > 0 ? EARLY : 1], scales[BLOCKS];
+#pragma unroll
+  for (int i = 0; i < EARLY; i++) early[i] = square_of(0, lane / 16 + 2 * i);
+  const auto scale_of = [&](int block) {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < EARLY; i++) sum += early[i];
+    if (NORMED)
 #pragma unroll 8
-      for (int part = lane / 16; part < parts; part += 2)
-        sum += load_square(squares + (long long)row * squares_row + part);
+      for (int part = lane / 16 + 2 * EARLY; part < parts; part += 2) sum += square_of(block, part);
     sum += from_other_lane(sum, 16);
-    scales[block] = KIND != ADD && squares ? rsqrtf(sum / inputs + eps) : 1.f;
-  }
+    return NORMED && squares ? rsqrtf(sum / inputs + eps) : 1.f;
+  };
+  if (EARLY == 0)
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++) scales[block] = scale_of(block);
   uint4 residuals[ITERATIONS];
   if (KIND == ADD)
 #pragma unroll
@@ -293,6 +309,11 @@ __device__ __forceinline__ void product(
   finish_products(sums[0]);
   if (BLOCKS > 1) finish_products(sums[BLOCKS - 1]);
   if (lane < CLUSTER) barrier_arrive(release + 8 * previous);
+
+  if (EARLY > 0) {
+    use_from_here(early);
+    scales[0] = scale_of(0);
+  }
 
   // The results, rounded, go to rows in shared memory, so that accesses to memory have 16 bytes.
   sync_warpgroups<WARPS * 32>();  // all products have read their operands
