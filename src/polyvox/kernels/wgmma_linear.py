@@ -76,6 +76,7 @@ TILES = (
     ProductTile(64, 128, 8, PLAIN, 10.3),
     ProductTile(256, 192, 4, GATED, 37.6),
     ProductTile(128, 192, 5, GATED, 21.0),
+    ProductTile(128, 64, 9, ADD, 10.4),
     ProductTile(64, 128, 8, ADD, 10.7),
     ProductTile(64, 64, 13, ADD, 7.3),
 )
