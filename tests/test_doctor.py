@@ -26,6 +26,7 @@ from polyvox.kernels import (
     prefetch_vector,
     register_linear,
     sample_conv,
+    warp_attention,
     wgmma_conv,
     wgmma_linear,
 )
@@ -143,6 +144,7 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(mid_batch_linear.SOURCE, "_available", False)
     monkeypatch.setattr(code_draw.source(90), "_available", False)
     monkeypatch.setattr(wgmma_linear.SOURCE, "_available", False)
+    monkeypatch.setattr(warp_attention.source(), "_available", False)
     monkeypatch.setattr(register_linear.source(90), "_available", False)
     monkeypatch.setattr(sample_conv.source(90), "_available", False)
     monkeypatch.setattr(history.source(90), "_available", False)
@@ -158,8 +160,9 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     assert "linear layers of 9 to 64 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
     assert "predictor's sampling in CUDA C++ (needs NVRTC" in message
     assert "linear layers of large batches with norms and gates (needs compute capability 9.0 exactly" in message
+    assert "decode attention of large batches in CUDA C++ (needs compute capability 9.0 exactly" in message
     modules = code_draw, prefetch_linear, prefetch_vector, register_linear, sample_conv, history
-    sources = [module.source(90) for module in modules]
+    sources = [warp_attention.source(), *(module.source(90) for module in modules)]
     for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, mid_batch_linear.SOURCE, *sources):
         monkeypatch.setattr(source, "_available", True)
     finding = one("gpus")

@@ -21,6 +21,7 @@ from polyvox.kernels import (
     quantized_rows,
     register_linear,
     sample_conv,
+    warp_attention,
     wgmma_conv,
     wgmma_linear,
 )
@@ -54,7 +55,7 @@ def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: p
         for module in (code_draw, prefetch_linear, prefetch_vector, register_linear, sample_conv, history)
         for architecture in GPUS
     ]
-    for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, mid_batch_linear.SOURCE, *sources):
+    for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, mid_batch_linear.SOURCE, warp_attention.source(), *sources):
         monkeypatch.setattr(source, "_available", True)
     rows = table("Paths by architecture")
     assert [int(cell.partition(":")[0].removeprefix("sm_")) for cell in rows.pop("path")[:-1]] == list(GPUS)

@@ -106,6 +106,17 @@ def test_large_batches_have_fused_products(runners: tuple[GeneratorRunner, Vocod
     }
 
 
+@pytest.mark.parametrize("streams", [256, 512, 1024])
+def test_the_talkers_attention_of_a_large_batch_is_one_launch_per_layer(
+    streams: int, runners: tuple[GeneratorRunner, VocoderRunner]
+) -> None:
+    made = launches(frames(runners)[streams].run)
+    assert made["warp_attention.cu"] == TALKER_LAYERS
+    # The first pass of the predictor has two rows per stream, the others one.
+    assert made["rotary_kernel"] == PREDICTOR_LAYERS
+    assert made["large_batch_kernel"] == (PASSES - 1) * PREDICTOR_LAYERS
+
+
 @pytest.mark.parametrize(("streams", "together"), [(1, True), (16, True), (32, False)])
 def test_the_histories_of_a_short_codec_call_are_updated_once(
     streams: int, together: bool, runners: tuple[GeneratorRunner, VocoderRunner]

@@ -7,8 +7,9 @@ Fuses rotary.py and attention.py. A row attends to itself from registers and to 
 reads what it writes. For small batches the first block of the past is prefetched before the previous launch has ended
 (launch_overlap.py), which is safe because earlier steps wrote it. A few rows leave most multiprocessors idle: several
 programs divide the blocks of positions of a row, and a second launch combines their results. Otherwise all blocks go
-through one pipelined loop, and large batches use large_batch_attention.py. Consecutive rows of one slot (a prompt) need
-the two separate launches. Where page_attention.py or prefetch_attention.py support a launch, it is computed there.
+through one pipelined loop. Consecutive rows of one slot (a prompt) need the two separate launches. Where
+page_attention.py, prefetch_attention.py, warp_attention.py or large_batch_attention.py support a launch, it is computed
+there.
 
 Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
 Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the reduction, with the
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels import large_batch_attention, page_attention, prefetch_attention
+from polyvox.kernels import large_batch_attention, page_attention, prefetch_attention, warp_attention
 from polyvox.kernels.attention import BLOCK, LOG2_E, MIN_TILE, paged_attention_reference
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.kv_quantize import quantize_heads
@@ -44,9 +45,10 @@ SMALL_BATCH_ROWS, SMALL_BATCH_BLOCK = 16, 128
 MAX_ROWS = 128  # above, two launches are faster than decode_kernel (H200: 6 % of a frame step at 512 rows)
 
 
-def supports(qkv: Tensor, cache: PagedRows) -> bool:
+def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> bool:
     """Whether one launch is faster for these rows than rotary.py and attention.py."""
-    return len(qkv) <= MAX_ROWS or large_batch_attention.supports(qkv, cache)
+    is_large_batch = warp_attention.supports(qkv, rotation, cache) or large_batch_attention.supports(qkv, cache)
+    return len(qkv) <= MAX_ROWS or is_large_batch
 
 
 def rotary_attention(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
@@ -64,6 +66,8 @@ def rotary_attention(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> T
         return page_attention.launch(qkv, rotation, cache)
     if prefetch_attention.supports(qkv, rotation, cache):
         return prefetch_attention.launch(qkv, rotation, cache)
+    if warp_attention.supports(qkv, rotation, cache):
+        return warp_attention.launch(qkv, rotation, cache)
     if large_batch_attention.supports(qkv, cache):
         return large_batch_attention.launch(qkv, rotation, cache)
     small_batch = rows <= SMALL_BATCH_ROWS

@@ -19,6 +19,7 @@ from polyvox.kernels import (
     quantized_rows,
     register_linear,
     sample_conv,
+    warp_attention,
     wgmma_conv,
     wgmma_linear,
 )
@@ -87,6 +88,12 @@ FAST_PATHS = (
         "compute capability 9.0 exactly, and NVRTC",
         "products of cuBLAS, and Triton kernels",
         wgmma_linear.supports_architecture,
+    ),
+    FastPath(
+        "decode attention of large batches in CUDA C++",
+        "compute capability 9.0 exactly, and NVRTC",
+        "Triton kernels",
+        warp_attention.supports_architecture,
     ),
     FastPath("codec's last layer in CUDA C++", "NVRTC", "Triton kernels", sample_conv.supports_architecture),
     FastPath(

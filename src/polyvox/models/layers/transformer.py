@@ -101,7 +101,7 @@ class Attention(nn.Module):
     def _attend_paged(self, qkv: Tensor, layer: int, rotary: RotaryEmbedding, view: PagedKVView) -> Tensor:
         """Attention of rows [..., q, k and v] over the paged KV cache; rotary has the angles of all positions."""
         rows, rotation, cache = qkv.flatten(0, -2), self._rotation(rotary), view.layer(layer)
-        if view.decode_only and decode_attention.supports(rows, cache):
+        if view.decode_only and decode_attention.supports(rows, rotation, cache):
             attended = rotary_attention(rows, rotation, cache)
         else:
             attend = paged_attention if view.decode_only or view.is_single_page else prompt_attention

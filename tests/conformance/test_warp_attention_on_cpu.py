@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""warp_attention.cu, compiled for a CPU, against the reference implementation; no GPU is needed.
+
+warp_attention_on_cpu.hpp replaces the instructions of the GPU, so this tests which thread copies, multiplies and
+stores what. The source is also compiled for the architecture that runs it.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
+from polyvox.kernels import warp_attention
+from polyvox.kernels.decode_attention import rotary_attention_reference
+from polyvox.kernels.kv_quantize import KVScales
+from polyvox.kernels.paged_rows import PagedRows
+from polyvox.kernels.quantized_rows import quantize_rows
+from polyvox.kernels.rotary import HeadRotation
+from polyvox.kernels.warp_attention import NAMES
+
+SOURCE = Path(warp_attention.__file__).with_suffix(".cu")
+DIM, PAGE, KV_HEADS = warp_attention.DIM, warp_attention.PAGE, warp_attention.KV_HEADS
+TOLERANCE = 2**-6
+
+PROGRAM = """
+#include "warp_attention.cu"
+typedef bits16 B;
+typedef long long L;
+#define CALL(NAME) \\
+  static void call_##NAME(void **p, int *n) { \\
+    float eps, scale; \\
+    std::memcpy(&eps, n + 3, sizeof eps), std::memcpy(&scale, n + 4, sizeof scale); \\
+    NAME((B *)p[0], (B *)p[1], (B *)p[2], (B *)p[3], (B *)p[4], (unsigned char *)p[5], (unsigned char *)p[6], \\
+         (float *)p[7], (float *)p[8], (L *)p[9], (L *)p[10], (L *)p[11], (B *)p[12], n[0], n[1], n[2], eps, scale); \\
+  } \\
+  LAUNCH(NAME)
+"""
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    calls = "".join(f"CALL(attention_{name})\n" for name in NAMES.values())
+    return compile_for_cpu(PROGRAM + calls, tmp_path_factory.mktemp("warp_attention"))
+
+
+@pytest.fixture
+def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warp_attention, "source", lambda: CpuSource(compiled))
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def inputs(
+    positions: list[int], dtype: torch.dtype = torch.bfloat16, seed: int = 0
+) -> tuple[torch.Tensor, HeadRotation, PagedRows]:
+    """Rows at these positions; what was not written is NaN, or as large as integers can be."""
+    made = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=made).bfloat16()
+
+    rows, width = len(positions), max(positions) // PAGE + 1
+    tables = 1 + torch.randperm((rows + 1) * width, generator=made).view(rows + 1, width)
+    slots = torch.randperm(rows + 1, generator=made)[:rows]
+    pages = int(tables.max()) + 1
+    unwritten = 127 if dtype == torch.int8 else torch.nan
+    keys, values = (torch.full((pages, PAGE, KV_HEADS, DIM), unwritten).to(dtype) for _ in range(2))
+    scales = KVScales(*(torch.full((pages, KV_HEADS, PAGE), torch.nan) for _ in range(2)))
+    for slot, position in zip(slots.tolist(), positions, strict=True):
+        for past in range(position):
+            page, offset = tables[slot, past // PAGE], past % PAGE
+            for pool, of_pool in ((keys, scales.keys), (values, scales.values)):
+                row = noise(KV_HEADS, DIM)
+                if dtype == torch.bfloat16:
+                    pool[page, offset] = row
+                else:
+                    pool[page, offset], of_pool[page, :, offset] = quantize_rows(row, dtype)
+    angles = torch.rand(max(positions) + 1, DIM // 2, generator=made) * 6
+    cos, sin = torch.cat([angles, angles], 1).cos().bfloat16(), torch.cat([-angles.sin(), angles.sin()], 1).bfloat16()
+    norms = 1 + noise(DIM) * 0.1, 1 + noise(DIM) * 0.1
+    qkv = noise(rows, 4 * KV_HEADS * DIM + 8)[:, : 4 * KV_HEADS * DIM]
+    cache = PagedRows(keys, values, tables, slots, torch.tensor(positions), scales if dtype != torch.bfloat16 else None)
+    return qkv, HeadRotation(cos, sin, norms, 1e-6), cache
+
+
+def copied(cache: PagedRows) -> PagedRows:
+    scales = None if cache.scales is None else KVScales(*(pool.clone() for pool in cache.scales))
+    return replace(cache, keys=cache.keys.clone(), values=cache.values.clone(), scales=scales)
+
+
+def pools(cache: PagedRows) -> list[torch.Tensor]:
+    return [pool.float() for pool in (cache.keys, cache.values, *(cache.scales or ()))]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_on_cpu")
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize(
+    ("positions", "programs"),
+    [([0], 9), ([15, 16, 17], 24), ([3, 70, 31, 0, 32, 5], 7), ([2, 1, 0, 4], 3), ([600, 20], 16), ([90, 47], 1)],
+)
+def test_attention_equals_its_reference(dtype: torch.dtype, positions: list[int], programs: int) -> None:
+    qkv, rotation, cache = inputs(positions, dtype)
+    expected_cache = copied(cache)
+    found = warp_attention.launch(qkv, rotation, cache, programs)
+    expected = rotary_attention_reference(qkv, rotation, expected_cache)
+    torch.testing.assert_close(found.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+    # A key whose last bit differs may have a quantised neighbour.
+    for pool, expected_pool in zip(pools(cache), pools(expected_cache), strict=True):
+        close = torch.isclose(pool, expected_pool, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True)
+        one_step = (pool - expected_pool).abs() <= (1 if dtype == torch.int8 else expected_pool.abs() / 8)
+        assert (close | one_step).all()
+        assert close.float().mean() > 0.99
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_on_cpu")
+@pytest.mark.parametrize("dtype", NAMES)
+def test_a_row_has_the_same_bits_in_any_batch_and_grid(dtype: torch.dtype) -> None:
+    qkv, rotation, cache = inputs([40, 3, 17, 64, 33], dtype)
+    first = copied(cache)
+    together = warp_attention.launch(qkv, rotation, first)
+    for programs in (13, 40):
+        again = copied(cache)
+        assert torch.equal(warp_attention.launch(qkv, rotation, again, programs), together)
+        for pool, other in zip(pools(first), pools(again), strict=True):
+            assert torch.equal(pool.nan_to_num(-1), other.nan_to_num(-1))
+    order = torch.tensor([3, 1])
+    some = replace(copied(cache), slots=cache.slots[order], positions=cache.positions[order])
+    assert torch.equal(warp_attention.launch(qkv[order], rotation, some), together[order])
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+def test_every_kernel_compiles_and_none_spills(tmp_path: Path) -> None:
+    assert len(registers_of(SOURCE, warp_attention.ARCHITECTURE, tmp_path)) == len(NAMES)
