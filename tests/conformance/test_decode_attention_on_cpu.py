@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""page_attention.cu and prefetch_attention.cu, compiled for a CPU, against their reference implementation.
+"""page_attention.cu, pair_attention.cu and prefetch_attention.cu, compiled for a CPU, against their references.
 
 attention_on_cpu.hpp and prefetch_attention_on_cpu.hpp replace the instructions of the GPU, so this tests which thread
 copies, multiplies, adds up and stores what. The sources are also compiled for the architecture that runs them.
@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
-from polyvox.kernels import page_attention, prefetch_attention
+from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
+from polyvox.kernels import page_attention, pair_attention, prefetch_attention
+from polyvox.kernels.attention import paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.paged_rows import PagedRows
-from polyvox.kernels.rotary import HeadRotation
+from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
 
 DIM, PAGE, KV_HEADS, MANY_PAGES = 128, 16, 2, 40
 MAX_REGISTERS = 168  # per thread
@@ -45,6 +46,15 @@ static void call_page_attention(void **p, int *n) {{
 }}
 LAUNCH(page_attention)
 """
+PAIR_PROGRAM = f"""
+#include "pair_attention.cu"
+{START}
+static void call_pair_attention(void **p, int *n) {{
+  pair_attention((B *)p[0], (B *)p[1], (B *)p[2], (B *)p[3], (B *)p[4], (B *)p[5], (B *)p[6], (L)p[7], (L)p[8],
+                 (B *)p[9], n[0], n[1], n[2], n[3], n[4], n[5], n[6], number(n[7]), number(n[8]));
+}}
+LAUNCH(pair_attention)
+"""
 PREFETCH_PROGRAM = f"""
 #include "prefetch_attention.cu"
 {START}
@@ -67,6 +77,11 @@ def compiled_page(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.fixture(scope="module")
+def compiled_pair(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_for_cpu(PAIR_PROGRAM, tmp_path_factory.mktemp("pair_attention"))
+
+
+@pytest.fixture(scope="module")
 def compiled_prefetch(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return compile_for_cpu(PREFETCH_PROGRAM, tmp_path_factory.mktemp("prefetch_attention"))
 
@@ -75,6 +90,12 @@ def compiled_prefetch(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def attend_page(compiled_page: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Launch:
     monkeypatch.setattr(page_attention, "source", lambda _: CpuSource(compiled_page))
     return page_attention.launch
+
+
+@pytest.fixture
+def attend_pairs(compiled_pair: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    monkeypatch.setattr(pair_attention, "source", lambda _: CpuSource(compiled_pair))
+    return pair_attention.launch
 
 
 @pytest.fixture
@@ -160,6 +181,58 @@ def test_attention_over_many_pages_equals_its_reference(
     assert_equals_reference(attend_split(splits), positions, MANY_PAGES)
 
 
+def assert_within_tensors(launch: Launch, positions: list[int], pages_per_slot: int, at_end: bool) -> None:
+    """Reads and writes nothing outside of the tensors, which lie between pages without access."""
+    memory = GuardedMemory()
+
+    def guarded(values: Tensor) -> Tensor:
+        copy = memory.copy(values.contiguous().view(torch.bfloat16), at_end)
+        return copy.view(values.dtype).view(values.shape)
+
+    qkv, rotation, cache = inputs(positions, pages_per_slot)
+    assert rotation.norms is not None
+    norms = guarded(rotation.norms[0]), guarded(rotation.norms[1])
+    rotation = HeadRotation(guarded(rotation.cos), guarded(rotation.sin), norms, rotation.eps)
+    cache = PagedRows(
+        guarded(cache.keys),
+        guarded(cache.values),
+        guarded(cache.tables),
+        guarded(cache.slots),
+        guarded(cache.positions),
+    )
+    empty = torch.empty
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *size, **named: guarded(empty(*size, **named).fill_(torch.nan)))
+        assert bool(launch(guarded(qkv), rotation, cache).isfinite().all())
+
+
+@needs_compiler
+@pytest.mark.parametrize("at_end", [False, True])
+def test_nothing_outside_of_the_tensors_is_read_or_written(
+    attend_page: Launch, attend_split: Callable[[int], Launch], at_end: bool
+) -> None:
+    assert_within_tensors(attend_page, [15, 0, 7], 1, at_end)
+    for splits in (1, 4):
+        assert_within_tensors(attend_split(splits), [MANY_PAGES * PAGE - 1, 0, 100], MANY_PAGES, at_end)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("pairs", "small"), [(1, 128), (5, 128), (5, 0)])
+def test_attention_of_pairs_equals_its_reference(
+    attend_pairs: Launch, pairs: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_attention, "SMALL_BATCH_ROWS", small)
+    _, rotation, given = inputs([0] * pairs, 1)  # nothing is written yet
+    slots, positions = given.slots.repeat_interleave(2), torch.arange(2).repeat(pairs)
+    cache = replace(given, slots=slots, positions=positions)
+    expected_cache, qkv = copied(cache), noise(2 * pairs, 4 * KV_HEADS * DIM, seed=9)
+    found = attend_pairs(qkv, rotation, cache)
+    expected = paged_attention_reference(rotary_store_reference(qkv, rotation, expected_cache), expected_cache)
+    torch.testing.assert_close(found.float(), expected.float(), atol=2**-7, rtol=2**-6)
+    assert torch.equal(bits(cache.keys), bits(expected_cache.keys))
+    assert torch.equal(bits(cache.values), bits(expected_cache.values))
+
+
 def test_few_rows_are_divided_among_the_multiprocessors() -> None:
     splits = {rows: prefetch_attention.choose_splits(rows * 8, GPUS[90]) for rows in (1, 2, 3, 4, 8, 9, 16)}
     assert splits == {1: 8, 2: 4, 3: 4, 4: 2, 8: 2, 9: 1, 16: 1}
@@ -167,7 +240,9 @@ def test_few_rows_are_divided_among_the_multiprocessors() -> None:
 
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
-@pytest.mark.parametrize(("module", "count"), [(page_attention, 1), (prefetch_attention, len(SPLITS))])
+@pytest.mark.parametrize(
+    ("module", "count"), [(page_attention, 1), (pair_attention, 1), (prefetch_attention, len(SPLITS))]
+)
 def test_every_kernel_compiles_and_fits_the_registers(module: ModuleType, count: int, tmp_path: Path) -> None:
     source = Path(str(module.__file__)).with_suffix(".cu")
     for architecture in module.ARCHITECTURES:

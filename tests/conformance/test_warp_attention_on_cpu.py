@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
 from polyvox.kernels import warp_attention
 from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.kv_quantize import KVScales
@@ -138,6 +138,33 @@ def test_a_row_has_the_same_bits_in_any_batch_and_grid(dtype: torch.dtype) -> No
     order = torch.tensor([3, 1])
     some = replace(copied(cache), slots=cache.slots[order], positions=cache.positions[order])
     assert torch.equal(warp_attention.launch(qkv[order], rotation, some), together[order])
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_on_cpu")
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("dtype", NAMES)
+def test_nothing_outside_of_the_tensors_is_read_or_written(
+    dtype: torch.dtype, at_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = GuardedMemory()
+
+    def guarded(values: torch.Tensor) -> torch.Tensor:
+        bits = memory.copy(values.contiguous().view(torch.bfloat16), at_end)
+        return bits.view(values.dtype).view(values.shape)
+
+    qkv, given, cache = inputs([31, 3, 16, 47], dtype)
+    assert given.norms is not None
+    given = HeadRotation(
+        guarded(given.cos), guarded(given.sin), (guarded(given.norms[0]), guarded(given.norms[1])), 1e-6
+    )
+    scales = None if cache.scales is None else KVScales(*map(guarded, cache.scales))
+    keys, values, tables = guarded(cache.keys), guarded(cache.values), guarded(cache.tables)
+    cache = PagedRows(keys, values, tables, guarded(cache.slots), guarded(cache.positions), scales)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **named: guarded(empty(*size, **named).fill_(torch.nan)))
+    for programs in (5, 32):
+        assert bool(warp_attention.launch(guarded(qkv), given, cache, programs).isfinite().all())
 
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")

@@ -40,6 +40,7 @@ class PagedKVView:
     positions: Tensor  # [N] int64
     decode_only: bool = False  # no two rows share a slot: one launch writes and attends
     scales: Tensor | None = None  # [2, layers, P, KVH, PAGE]: of keys and of values, if they are quantised
+    is_first_pair: bool = False  # rows 2i and 2i + 1 are positions 0 and 1 of one slot, and the only ones of its page
 
     @property
     def is_single_page(self) -> bool:

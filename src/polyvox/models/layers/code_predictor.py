@@ -60,8 +60,9 @@ class PagedFrameKVCache:
             slots = slots[:, None].expand(-1, stop - start).flatten().contiguous()
             positions = self.positions[start:stop].T.flatten()
         return PagedKVView(
-            self.keys, self.values, self.streams[:, None], slots, positions, decode_only=stop - start == 1
-        )
+            self.keys, self.values, self.streams[:, None], slots, positions, decode_only=stop - start == 1,
+            is_first_pair=(start, stop) == (0, 2),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.kernels import attention_output, decode_attention, register_linear
+from polyvox.kernels import attention_output, decode_attention, pair_attention, register_linear
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import rms_norm_reference
@@ -103,6 +103,8 @@ class Attention(nn.Module):
         rows, rotation, cache = qkv.flatten(0, -2), self._rotation(rotary), view.layer(layer)
         if view.decode_only and decode_attention.supports(rows, rotation, cache):
             attended = rotary_attention(rows, rotation, cache)
+        elif view.is_first_pair and pair_attention.supports(rows, rotation, cache):
+            attended = pair_attention.launch(rows, rotation, cache)
         else:
             attend = paged_attention if view.decode_only or view.is_single_page else prompt_attention
             attended = attend(rotary_store(rows, rotation, cache), cache)
