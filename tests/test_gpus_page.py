@@ -15,6 +15,7 @@ from polyvox.kernels import (
     code_draw,
     history,
     mid_batch_linear,
+    prefetch_attention,
     prefetch_linear,
     prefetch_vector,
     prefill_attention,
@@ -52,7 +53,15 @@ def marks(supported: list[bool]) -> list[str]:
 def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [
         module.source(architecture)
-        for module in (code_draw, prefetch_linear, prefetch_vector, register_linear, sample_conv, history)
+        for module in (
+            code_draw,
+            prefetch_attention,
+            prefetch_linear,
+            prefetch_vector,
+            register_linear,
+            sample_conv,
+            history,
+        )
         for architecture in GPUS
     ]
     for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, mid_batch_linear.SOURCE, warp_attention.source(), *sources):

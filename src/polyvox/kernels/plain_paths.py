@@ -14,6 +14,7 @@ from polyvox.kernels import (
     code_draw,
     history,
     mid_batch_linear,
+    prefetch_attention,
     prefetch_linear,
     prefetch_vector,
     quantized_rows,
@@ -88,6 +89,12 @@ FAST_PATHS = (
         "compute capability 9.0 exactly, and NVRTC",
         "products of cuBLAS, and Triton kernels",
         wgmma_linear.supports_architecture,
+    ),
+    FastPath(
+        "decode attention of few rows in CUDA C++",
+        "compute capability 9.0 exactly, and NVRTC",
+        "Triton kernels",
+        prefetch_attention.supports_architecture,
     ),
     FastPath(
         "decode attention of large batches in CUDA C++",
