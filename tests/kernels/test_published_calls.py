@@ -92,6 +92,7 @@ def test_eight_streams_copy_all_matrices_but_the_talkers_gates_ahead(
     assert made["matrix_kernel"] == TALKER_LAYERS
     assert made["add_splits_kernel"] == 0
     assert made["prefetch_attention.cu"] == TALKER_LAYERS
+    assert made["pair_attention.cu"] == PREDICTOR_LAYERS
     assert made["page_attention.cu"] == (PASSES - 1) * PREDICTOR_LAYERS
 
 
@@ -113,7 +114,7 @@ def test_the_talkers_attention_of_a_large_batch_is_one_launch_per_layer(
     made = launches(frames(runners)[streams].run)
     assert made["warp_attention.cu"] == TALKER_LAYERS
     # The first pass of the predictor has two rows per stream, the others one.
-    assert made["rotary_kernel"] == PREDICTOR_LAYERS
+    assert made["pair_attention.cu"] == PREDICTOR_LAYERS
     assert made["large_batch_kernel"] == (PASSES - 1) * PREDICTOR_LAYERS
 
 
