@@ -181,8 +181,13 @@ def test_attention_over_many_pages_equals_its_reference(
     assert_equals_reference(attend_split(splits), positions, MANY_PAGES)
 
 
-def assert_within_tensors(launch: Launch, positions: list[int], pages_per_slot: int, at_end: bool) -> None:
-    """Reads and writes nothing outside of the tensors, which lie between pages without access."""
+def assert_within_tensors(
+    launch: Launch, positions: list[int], pages_per_slot: int, at_end: bool, pairs: bool = False
+) -> None:
+    """Reads and writes nothing outside of the tensors, which lie between pages without access.
+
+    pairs: the first two rows of each slot.
+    """
     memory = GuardedMemory()
 
     def guarded(values: Tensor) -> Tensor:
@@ -190,6 +195,10 @@ def assert_within_tensors(launch: Launch, positions: list[int], pages_per_slot: 
         return copy.view(values.dtype).view(values.shape)
 
     qkv, rotation, cache = inputs(positions, pages_per_slot)
+    if pairs:
+        qkv = torch.cat([qkv, qkv])
+        slots, two = cache.slots.repeat_interleave(2), torch.arange(2).repeat(len(positions))
+        cache = replace(cache, slots=slots, positions=two)
     assert rotation.norms is not None
     norms = guarded(rotation.norms[0]), guarded(rotation.norms[1])
     rotation = HeadRotation(guarded(rotation.cos), guarded(rotation.sin), norms, rotation.eps)
@@ -209,9 +218,16 @@ def assert_within_tensors(launch: Launch, positions: list[int], pages_per_slot: 
 @needs_compiler
 @pytest.mark.parametrize("at_end", [False, True])
 def test_nothing_outside_of_the_tensors_is_read_or_written(
-    attend_page: Launch, attend_split: Callable[[int], Launch], at_end: bool
+    attend_page: Launch,
+    attend_pairs: Launch,
+    attend_split: Callable[[int], Launch],
+    at_end: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert_within_tensors(attend_page, [15, 0, 7], 1, at_end)
+    for small in (128, 0):  # programs of one warp, and of four
+        monkeypatch.setattr(pair_attention, "SMALL_BATCH_ROWS", small)
+        assert_within_tensors(attend_pairs, [0, 0, 0], 1, at_end, pairs=True)
     for splits in (1, 4):
         assert_within_tensors(attend_split(splits), [MANY_PAGES * PAGE - 1, 0, 100], MANY_PAGES, at_end)
 

@@ -65,8 +65,9 @@ def test_the_largest_and_smallest_calls_are_completed_before_the_first_capture(
 
 def test_a_call_that_cannot_be_captured_at_once_runs_first(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda **_: SimpleNamespace(instantiate=lambda: None))
-    monkeypatch.setattr(graphs, "prefer_shared_memory", lambda *_: None)
+    graph = SimpleNamespace(instantiate=lambda: events.append("instantiate"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda keep_graph: graph if keep_graph else None)
+    monkeypatch.setattr(graphs, "prefer_shared_memory", lambda *given: events.append(f"prefer for {given[2]} rows"))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
 
     def begin_capture(*_: object, **__: object) -> nullcontext[None]:
@@ -81,5 +82,7 @@ def test_a_call_that_cannot_be_captured_at_once_runs_first(monkeypatch: pytest.M
             raise RuntimeError("operation not permitted when stream is capturing")
 
     stream = cast(torch.cuda.Stream, SimpleNamespace(synchronize=lambda: events.append("synchronize"), device=None))
-    GraphedCall(load_kernel).capture(stream, cast("torch.cuda._POOL_HANDLE", (0, 0)))
-    assert events == ["capture", "run", "run", "synchronize", "capture", "run"]
+    GraphedCall(load_kernel, rows=3).capture(stream, cast("torch.cuda._POOL_HANDLE", (0, 0)))
+    assert events == [
+        "capture", "run", "run", "synchronize", "capture", "run", "prefer for 3 rows", "instantiate",
+    ]  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which launches page_attention.py and prefetch_attention.py support, and results on a GPU: POLYVOX_TEST_DEVICE=cuda.
+"""Which launches page_, pair_ and prefetch_attention.py support, and results on a GPU: POLYVOX_TEST_DEVICE=cuda.
 
 tests/conformance/test_decode_attention_on_cpu.py runs their sources on a CPU.
 """
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
-from polyvox.kernels import page_attention, prefetch_attention
+from polyvox.kernels import page_attention, pair_attention, prefetch_attention
+from polyvox.kernels.attention import paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.paged_rows import PagedRows
-from polyvox.kernels.rotary import HeadRotation
+from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 DIM, PAGE, KV_HEADS = 128, 16, 8
@@ -25,7 +26,7 @@ Inputs = tuple[Tensor, HeadRotation, PagedRows]
 
 @pytest.fixture
 def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (page_attention, prefetch_attention):
+    for module in (page_attention, pair_attention, prefetch_attention):
         for architecture in GPUS:
             monkeypatch.setattr(module.source(architecture), "_available", True)
 
@@ -79,6 +80,38 @@ def test_other_launches_have_other_kernels(pages: int) -> None:
     assert supported((qkv[:, : 3 * KV_HEADS * DIM], rotation, cache)) == none  # one query head per KV head
     for architecture in (80, 86, 89, 100, 120):
         assert supported(given, architecture) == none
+
+
+def pairs(streams: int, device: str) -> Inputs:
+    """The first two rows of each stream's only page."""
+    _, rotation, cache = inputs(streams, 1, device)
+    slots, positions = cache.slots.repeat_interleave(2), torch.arange(2, device=device).repeat(streams)
+    qkv = torch.randn(2 * streams, 4 * KV_HEADS * DIM, device=device).bfloat16()
+    return qkv, rotation, replace(cache, slots=slots, positions=positions)
+
+
+@pytest.mark.usefixtures("_nvrtc")
+def test_pairs_in_bfloat16_are_supported_on_hopper() -> None:
+    qkv, rotation, cache = given = pairs(3, "meta")
+    for gpu in GPUS.values():
+        with assume(gpu):
+            assert pair_attention.supports(*given) == (gpu.architecture == 90)
+    assert not pair_attention.supports(qkv.to(torch.float16), rotation, cache)
+    assert not pair_attention.supports(qkv, replace(rotation, norms=None), cache)
+    assert not pair_attention.supports(qkv, replace(rotation, by_row=True), cache)
+    assert not pair_attention.supports(*inputs(4, 1, "meta", dim=64))
+
+
+@needs_gpu
+@pytest.mark.parametrize("streams", [1, 5, 64, 300])
+def test_attention_of_pairs_equals_its_reference(streams: int) -> None:
+    qkv, rotation, cache = pairs(streams, DEVICE)
+    expected_cache = replace(cache, keys=cache.keys.clone(), values=cache.values.clone())
+    found = pair_attention.launch(qkv, rotation, cache)
+    expected = paged_attention_reference(rotary_store_reference(qkv, rotation, expected_cache), expected_cache)
+    torch.testing.assert_close(found.float(), expected.float(), atol=2**-6, rtol=2**-6)
+    torch.testing.assert_close(cache.keys.float(), expected_cache.keys.float(), atol=2**-6, rtol=2**-6)
+    assert torch.equal(cache.values, expected_cache.values)
 
 
 @needs_gpu

@@ -17,10 +17,11 @@ INVALID_VALUE = 1
 
 
 class FakeDriver:
-    """Of one graph; the node 13 refuses the attribute."""
+    """Of one graph; nodes in `refusing` refuse the attribute."""
 
     def __init__(self) -> None:
         self.set: list[tuple[int, int, int]] = []
+        self.refusing = [13]
 
     def get_nodes(self, graph: ctypes.c_void_p, nodes: Any, count: Any) -> int:
         assert graph.value == 7
@@ -36,7 +37,7 @@ class FakeDriver:
 
     def set_attribute(self, node: ctypes.c_void_p, attribute: int, value: Any) -> int:
         self.set.append((node.value or 0, attribute, value[0]))
-        return INVALID_VALUE if node.value == 13 else 0
+        return INVALID_VALUE if node.value in self.refusing else 0
 
 
 @pytest.fixture
@@ -64,8 +65,17 @@ def test_all_launches_of_a_graph_prefer_the_same_division(driver: FakeDriver, ro
     assert driver.set == [(11, attribute, percent), (13, attribute, percent)]
 
 
-def test_nothing_is_set_where_launches_do_not_overlap(driver: FakeDriver) -> None:
-    with assume(GPUS[89]):
+def test_a_driver_that_refuses_all_launches_is_logged(driver: FakeDriver, caplog: pytest.LogCaptureFixture) -> None:
+    set_preference(8)
+    assert not caplog.records
+    driver.refusing = [11, 13]
+    set_preference(8)
+    assert "launches=2 error=1" in caplog.text
+
+
+@pytest.mark.parametrize("architecture", [80, 89, 100, 120])
+def test_other_architectures_keep_the_default(driver: FakeDriver, architecture: int) -> None:
+    with assume(GPUS[architecture]):
         set_preference(1)
     assert driver.set == []
 

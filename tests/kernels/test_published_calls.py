@@ -72,6 +72,11 @@ def test_every_product_of_a_frame_step_has_a_kernel_or_is_the_librarys(
     assert (made["draw_kernel"], made["code_draw.cu"]) == (1, PASSES)
 
 
+def test_frame_calls_know_their_rows(runners: tuple[GeneratorRunner, VocoderRunner]) -> None:
+    """graph_memory.py depends on them."""
+    assert all(call.rows == size for size, call in frames(runners).items())
+
+
 def test_one_stream_copies_the_predictors_matrices_ahead(runners: tuple[GeneratorRunner, VocoderRunner]) -> None:
     made = launches(frames(runners)[1].run)
     # The first pass of the predictor has two rows. In the others, attention and its projection are one launch.

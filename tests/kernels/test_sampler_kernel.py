@@ -47,7 +47,8 @@ MIX = [
 
 
 @pytest.mark.parametrize(
-    ("vocab", "dtype", "book"), [(2048, torch.float32, 7), (3072, torch.float16, 0), (37, torch.bfloat16, 1)]
+    ("vocab", "dtype", "book"),
+    [(2048, torch.float32, 7), (2048, torch.bfloat16, 7), (3072, torch.float16, 0), (37, torch.bfloat16, 1)],
 )
 def test_it_samples_what_the_reference_samples(vocab: int, dtype: torch.dtype, book: int) -> None:
     """Samples may differ where the two best scores are within 1e-6; with these seeds none do."""

@@ -29,7 +29,7 @@ class GraphedCall:
     """A call with inputs at fixed addresses. rows: of a frame call; 0 for other calls."""
 
     def __init__(self, call: Callable[..., Tensor | None], *inputs: Tensor, rows: int = 0) -> None:
-        self.inputs, self._call, self._rows = inputs, call, rows
+        self.inputs, self.rows, self._call = inputs, rows, call
         self._graph: torch.cuda.CUDAGraph | None = None
         self._out: Tensor | None = None
 
@@ -41,18 +41,19 @@ class GraphedCall:
     def capture(self, stream: torch.cuda.Stream, pool: "torch.cuda._POOL_HANDLE") -> None:
         """Requires a completed `compile` of the largest call of the family on the same stream."""
         try:
-            self._graph = self._captured(stream, pool)
+            graph = self._captured(stream, pool)
         except RuntimeError:  # a driver that cannot load a kernel during a capture
             self.compile(stream)
             stream.synchronize()
-            self._graph = self._captured(stream, pool)
+            graph = self._captured(stream, pool)
+        prefer_shared_memory(graph, stream.device, self.rows)
+        graph.instantiate()
+        self._graph = graph
 
     def _captured(self, stream: torch.cuda.Stream, pool: "torch.cuda._POOL_HANDLE") -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # PyTorch keeps a copy on the host, whose nodes can be changed
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._out = self._call(*self.inputs)
-        prefer_shared_memory(graph, stream.device, self._rows)
-        graph.instantiate()
         return graph
 
     def __call__(self, *values: Tensor | Ints) -> Tensor | None:

@@ -2,13 +2,15 @@
 """Programmatic dependent launch (sm_90 and newer): a kernel starts before the previous launch has ended.
 
 A kernel that takes part is launched with **overlap(rows). It waits before it reads what other launches wrote and before
-its first store. `wait()` lets the next launch start when all earlier launches have ended. A kernel that reads only
-weights before it waits may call start_next() first and wait_for_previous() later: the next launch then starts and loads
-its weights while this one still waits.
+its first store. `wait()` lets the next launch start when all earlier launches have ended. A kernel may instead call
+start_next() first and wait_for_previous() later: the next launch then starts and loads its weights while this one still
+waits.
 
 What a kernel reads before it waits is either constant while the engine runs (weights) or was written before the last
 launch with `wait()` (slots, positions, noise keys, the KV cache of earlier passes), which lets its successors start
-only after its predecessors have ended. Launches of PyTorch and cuBLAS are ordered as usual.
+only after its predecessors have ended. Attention of the code predictor reads the keys of earlier passes before it
+waits: the sampler, between two passes, must not start the next launch before it has waited itself. Launches of PyTorch
+and cuBLAS are ordered as usual.
 """
 
 from __future__ import annotations

@@ -146,7 +146,8 @@ def _launch(
     assert weight.is_contiguous()
     assert add is None or (add.stride(1) == 1 and add.stride(0) % 2 == 0)
     assert gain is None or (gain.dtype == x.dtype and gain.is_contiguous())
-    assert squares is None or squares.shape[1] == 1 or (squares.stride(1) == 1 and squares.stride(0) % 4 == 0)
+    assert squares is None or squares.shape[1] == 1 or squares.stride(1) == 1
+    assert squares is None or squares.shape[1] % 8 or squares.stride(0) % 4 == 0
     parts, squares_row = (0, 0) if squares is None else (squares.shape[1], squares.stride(0))
     box_rows = next(count for count in BOX_ROWS if rows <= count)
     weight_box = division.height // (1 if kind == ADD else cluster * (2 if kind == GATED else 1))

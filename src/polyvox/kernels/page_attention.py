@@ -32,6 +32,7 @@ ARCHITECTURES = (90,)
 MAX_ROWS = 64  # more are faster with large_batch_attention.py (H200: 10.98 instead of 10.84 ms for 512 streams)
 DIM, GROUP, POSITIONS = 128, 2, 16
 WARP_SIZE = 32
+ALIGNMENT = 8  # bytes of a load
 
 
 @cache
@@ -64,6 +65,8 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     """decode_attention.rotary_attention, for inputs that `supports` accepts."""
     rows, kv_heads = len(qkv), cache.kv_heads
     out = torch.empty(rows, GROUP * kv_heads, DIM, dtype=qkv.dtype, device=qkv.device)
+    assert qkv.stride(1) == 1
+    assert qkv.stride(0) * qkv.itemsize % ALIGNMENT == 0
     query_gain, key_gain, cos, sin = rotation.launch_tensors(qkv)
     keys, values, _, _, tables, slots, positions = cache.launch_tensors(qkv)
     source(gpu_of(qkv.device).architecture).launch(

@@ -29,6 +29,7 @@ from polyvox.kernels.rotary import HeadRotation
 ARCHITECTURES = (90,)
 DIM, GROUP = 128, 2
 WARP_SIZE = 32
+ALIGNMENT = 8  # bytes of a load
 SMALL_BATCH_ROWS, LARGE_BATCH_WARPS = 128, 4
 
 
@@ -61,6 +62,8 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     rows, kv_heads = len(qkv), cache.kv_heads
     assert rows % 2 == 0
     out = torch.empty(rows, GROUP * kv_heads, DIM, dtype=qkv.dtype, device=qkv.device)
+    assert qkv.stride(1) == 1
+    assert qkv.stride(0) * qkv.itemsize % ALIGNMENT == 0
     query_gain, key_gain, cos, sin = rotation.launch_tensors(qkv)
     keys, values, _, _, tables, slots, _ = cache.launch_tensors(qkv)
     warps = 1 if rows <= SMALL_BATCH_ROWS else LARGE_BATCH_WARPS

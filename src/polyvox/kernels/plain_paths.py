@@ -61,19 +61,19 @@ FAST_PATHS = (
     ),
     FastPath(
         "linear layers of one row in CUDA C++",
-        "compute capability 9.0 exactly, and NVRTC",
+        "compute capability 9.0 exactly, 128 multiprocessors and NVRTC",
         "Triton kernels",
         prefetch_vector.supports_architecture,
     ),
     FastPath(
         "linear layers of 2 to 16 rows in CUDA C++",
-        "compute capability 9.0 exactly, and NVRTC",
+        "compute capability 9.0 exactly, 128 multiprocessors and NVRTC",
         "Triton kernels",
         prefetch_linear.supports_architecture,
     ),
     FastPath(
         "linear layers of 9 to 64 rows in CUDA C++",
-        "compute capability 9.0 exactly, and NVRTC",
+        "compute capability 9.0 exactly, 128 multiprocessors and NVRTC",
         "Triton kernels",
         mid_batch_linear.supports_architecture,
     ),

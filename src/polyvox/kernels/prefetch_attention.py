@@ -33,6 +33,7 @@ ARCHITECTURES = (90,)
 MAX_ROWS = 16  # more are faster with decode_kernel (H200: 4.12 instead of 4.08 ms for a frame step of 64 rows)
 DIM, GROUP, PAGE = 128, 2, 16
 WARPS, WARP_SIZE, AHEAD = 8, 32, 2
+ALIGNMENT = 16  # bytes of a load
 # (programs of a cluster, the most clusters that an H200 runs at a time), descending
 CLUSTERS = ((8, 14), (4, 30), (2, 66))
 SHARED = WARPS * AHEAD * 2 * PAGE * DIM * 2 + 2 * WARPS * (GROUP * DIM + 2 * GROUP) * 4 + WARPS * AHEAD * 8
@@ -51,6 +52,7 @@ def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> bool:
         and len(qkv) <= MAX_ROWS
         and qkv.dtype == cache.keys.dtype == torch.bfloat16
         and cache.page == PAGE
+        and cache.keys.is_contiguous()
         and cache.dim == DIM
         and cache.num_heads(qkv) == GROUP * cache.kv_heads
         and rotation.norms is not None
@@ -75,7 +77,7 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     out = torch.empty(rows, GROUP * kv_heads, DIM, dtype=qkv.dtype, device=qkv.device)
     query_gain, key_gain, cos, sin = rotation.launch_tensors(qkv)
     keys, values, _, _, tables, slots, positions = cache.launch_tensors(qkv)
-    assert keys.is_contiguous()
+    assert qkv.stride(0) * qkv.itemsize % ALIGNMENT == 0
     pages = (TensorMap(each.view(-1, kv_heads * DIM), PAGE, DIM) for each in (keys, values))
     source(gpu.architecture).launch(
         f"attention_{splits}", min(rows * kv_heads * splits, gpu.multiprocessors), WARPS * WARP_SIZE, SHARED,

@@ -33,6 +33,7 @@ from polyvox.kernels.rotary import HeadRotation
 
 DIM, GROUP, PAGE, KV_HEADS = 128, 2, 16, 8
 WARP_SIZE, STAGES = 32, 3
+ALIGNMENT = 8  # bytes of a load
 NAMES = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}  # types of the cache
 ARCHITECTURE = 90  # the only one on which it was measured
 MIN_ROWS = 256  # measured for 256, 512 and 1,024
@@ -76,6 +77,7 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows, num_programs: 
     """decode_attention.rotary_attention for inputs that `supports` accepts; a test gives the number of programs."""
     rows, dtype = len(qkv), cache.keys.dtype
     out = torch.empty(rows, GROUP * KV_HEADS, DIM, dtype=qkv.dtype, device=qkv.device)
+    assert qkv.stride(0) * qkv.itemsize % ALIGNMENT == 0
     query_gain, key_gain, cos, sin = rotation.launch_tensors(qkv)
     source().launch(
         f"attention_{NAMES[dtype]}", num_programs or rows * KV_HEADS, WARP_SIZE, shared_bytes(dtype),
