@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Clusters of programs for a CPU (cuda_on_cpu.hpp): addresses of shared memory, and barriers that count arrivals and
 // bytes. Copies complete at once.
+#pragma once
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -27,6 +28,7 @@ static unsigned char *pointer(unsigned address, int bytes) {
 }
 
 static void sync_cluster() { cluster->arrive_and_wait(); }
+static void sync_cluster_relaxed() { sync_cluster(); }
 static void init_barrier(unsigned address, int arrivals) {
   std::lock_guard lock(barrier_mutex);
   barriers[address] = {arrivals, arrivals, 0, 0};
@@ -45,12 +47,16 @@ static void change_barrier(unsigned address, int arrivals, int bytes) {
   }
 }
 static void arrive_expecting(unsigned address, int bytes) { change_barrier(address, 1, bytes); }
-static void wait_barrier(unsigned address, int parity = 0) {
+static void arrive(unsigned address) { change_barrier(address, 1, 0); }
+static void wait_barrier(unsigned address, int parity) {
   std::unique_lock lock(barrier_mutex);
   const auto done = [&] { return barriers.at(address).phase != parity; };
   require(barrier_changed.wait_for(lock, std::chrono::seconds(300), done), "a barrier was not completed in 300 s");
 }
+static void wait_for_cluster(unsigned address) { wait_barrier(address, 0); }
 static void copy(unsigned to, const void *from, int bytes, unsigned barrier) {
   std::memcpy(pointer(to, bytes), from, bytes);
   change_barrier(barrier, 0, -bytes);
 }
+static void send(unsigned to, float value, unsigned barrier) { copy(to, &value, sizeof value, barrier); }
+static void send(unsigned to, float4 values, unsigned barrier) { copy(to, &values, sizeof values, barrier); }

@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What code_draw.cu needs of the hardware, for a CPU.
-#include "cuda_on_cpu.hpp"
-#include "bfloat16_on_cpu.hpp"
-
 #define SHARED static  // one program at a time
 
-static void wait_for_previous() {}
-static void start_next() {}
-static void sync_program() { __syncthreads(); }
-static uint4 load_row(const bits16 *from) { return *(const uint4 *)from; }
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
 static unsigned __float_as_uint(float value) {
   unsigned bits;
@@ -33,6 +26,5 @@ static unsigned warp_max(unsigned value) {
 static unsigned warp_min(unsigned value) {
   return reduce_warp(value, [](unsigned a, unsigned b) { return a < b ? a : b; });
 }
-static float from_other_lane(float value, int difference) { return from_lane(value, (threadIdx.x % 32) ^ difference); }
 static float divide(float a, float b) { return a / b; }
 static float power_of_2(float value) { return std::exp2(value); }

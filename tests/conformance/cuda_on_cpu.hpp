@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs of CUDA C++ on a CPU: a thread of the CPU for each thread of a program, one program or cluster of programs
 // after the other.
+#pragma once
 #include <array>
 #include <barrier>
 #include <cmath>
@@ -21,8 +22,17 @@
 struct Index {
   unsigned x;
 };
+struct uint2 {
+  unsigned x, y;
+};
 struct uint4 {
   unsigned x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
+struct float4 {
+  float x, y, z, w;
 };
 
 static thread_local Index threadIdx, blockIdx;
@@ -58,8 +68,13 @@ static void require(bool condition, const char *message) {
   }
 }
 
+static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static float rsqrtf(float value) { return 1.f / std::sqrt(value); }
 static void __syncthreads() { program->arrive_and_wait(); }
+static void sync_program() { __syncthreads(); }
 static void sync_warp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
 static float from_lane(float value, int lane) {
   lanes[threadIdx.x % 32] = value;
@@ -68,8 +83,9 @@ static float from_lane(float value, int lane) {
   sync_warp();
   return found;
 }
+static float shuffle_xor(float value, int mask) { return from_lane(value, (threadIdx.x % 32) ^ mask); }
 static float sum_of_lanes(float value, int count) {  // of 2^n adjacent lanes
-  for (int offset = count / 2; offset > 0; offset /= 2) value += from_lane(value, (threadIdx.x % 32) ^ offset);
+  for (int offset = count / 2; offset > 0; offset /= 2) value += shuffle_xor(value, offset);
   return value;
 }
 

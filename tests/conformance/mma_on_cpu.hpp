@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tensor core product for a CPU (cuda_on_cpu.hpp), for files that define to_float for the type of the operands. The 32
-// threads of a warp exchange their registers.
+// A tensor core product for a CPU: the 32 threads of a warp exchange their registers.
+#include "cuda_on_cpu.hpp"
 
 // m16n8k16: by the layout of the operands, a lane has rows lane / 4 and 8 more of the left operand, row lane / 4 of the
 // right one, and two of its columns, and two from 8 on, in each register.
-static void multiply(float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+template <class ToFloat>
+static void multiply_registers(float (&d)[4], const std::array<unsigned, 6> &registers, ToFloat to_float) {
   const int lane = threadIdx.x % 32;
-  fragments[lane] = {a0, a1, a2, a3, b0, b1};
+  fragments[lane] = registers;
   sync_warp();
   const auto element = [&](int row, int k, int first) {  // first: the register of columns below 8
     return to_float((unsigned short)(fragments[row % 8 * 4 + k % 8 / 2][first] >> (k % 2 * 16)));

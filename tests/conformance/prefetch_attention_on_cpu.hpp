@@ -1,23 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What prefetch_attention.cu needs of the hardware beyond attention.cuh, for a CPU.
+// What prefetch_attention.cu needs of the hardware beyond its headers, for a CPU.
 #define __grid_constant__
-#define SHARED_MEMORY(NAME) static_assert(true)
-
-struct float4 {
-  float x, y, z, w;
-};
-static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 struct TensorMap {  // the test fills it in
   const bits16 *values;
   int row;  // elements
 };
-static void copy_page(unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
+static void copy_box(unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
   for (int i = 0; i < PAGE; i++)
     copy(to + i * DIM * 2, map.values + (long long)(row + i) * map.row + column, DIM * 2, barrier);
 }
 
-static void sync_program() { __syncthreads(); }
 static void store_first(float *at, float value) {
   *(float *)pointer(remote_address(shared_address(at), 0), sizeof value) = value;
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What register_linear.cu needs of the hardware, for a CPU.
-#include "cuda_on_cpu.hpp"
 #include "float16_on_cpu.hpp"
-#include "mma_on_cpu.hpp"
 
 #define SHARED_MEMORY(NAME) float *const NAME = (float *)memory
 
@@ -10,4 +8,3 @@ static void start_next() {}
 static void wait_for_previous() {}
 static uint4 load_weights(const bits16 *from) { return *(const uint4 *)from; }
 static uint4 load_row(const bits16 *from) { return *(const uint4 *)from; }
-static float rsqrtf(float value) { return 1.f / std::sqrt(value); }

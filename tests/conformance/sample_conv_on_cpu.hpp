@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What sample_conv.cu needs of the hardware, for a CPU.
-#include "cuda_on_cpu.hpp"
 #include "float16_on_cpu.hpp"
-#include "mma_on_cpu.hpp"
 
 static float shared_products[8 * PITCH];
 #define SHARED_PRODUCTS float *const products = shared_products

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """page_attention.cu, pair_attention.cu and prefetch_attention.cu, compiled for a CPU, against their references.
 
-attention_on_cpu.hpp and prefetch_attention_on_cpu.hpp replace the instructions of the GPU, so this tests which thread
-copies, multiplies, adds up and stores what. The sources are also compiled for the architecture that runs them.
+The files *_on_cpu.hpp beside this one replace the instructions of the GPU, so this tests which thread copies,
+multiplies, adds up and stores what. The sources are also compiled for the architecture that runs them.
 """
 
 import ctypes

@@ -48,7 +48,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++
 
 
 class HostMap(ctypes.Structure):
-    """TensorMap of mid_batch_linear_on_cpu.hpp."""
+    """TensorMap of wgmma_bfloat16_on_cpu.hpp."""
 
     _fields_ = (("values", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("rows", "columns", "row", "box")))
 

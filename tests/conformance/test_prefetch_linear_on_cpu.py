@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The products of prefetch_linear.cu, compiled for a CPU, against their reference implementations; no GPU is needed.
 
-prefetch_linear_on_cpu.hpp replaces the instructions of the GPU, so this tests which thread loads, multiplies, adds up,
-sends and stores what. The source is also compiled for the architecture that runs it.
+cluster_on_cpu.hpp and bfloat16_on_cpu.hpp replace the instructions of the GPU, so this tests which thread loads,
+multiplies, adds up, sends and stores what. The source is also compiled for the architecture that runs it.
 """
 
 import ctypes

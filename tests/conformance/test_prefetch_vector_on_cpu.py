@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The products of prefetch_vector.cu, compiled for a CPU, against their reference implementations; no GPU is needed.
 
-vector_program_on_cpu.hpp replaces the instructions of the GPU, so this tests which thread copies, loads, multiplies,
-adds up and stores what. The source is also compiled for the architecture that runs it.
+cluster_on_cpu.hpp and bfloat16_on_cpu.hpp replace the instructions of the GPU, so this tests which thread copies,
+loads, multiplies, adds up and stores what. The source is also compiled for the architecture that runs it.
 """
 
 import ctypes

@@ -38,7 +38,7 @@ ROWS, INPUTS = 150, 1024
 
 
 class HostMap(ctypes.Structure):
-    """TensorMap of wgmma_linear_on_cpu.hpp."""
+    """TensorMap of wgmma_bfloat16_on_cpu.hpp."""
 
     _fields_ = (("values", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("rows", "columns", "row", "box")))
 

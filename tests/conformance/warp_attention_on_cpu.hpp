@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What warp_attention.cu needs of the hardware, for a CPU. Copies to shared memory happen when they are waited for.
-#include "cuda_on_cpu.hpp"
-#define rounded round_to_bfloat16
-#include "bfloat16_on_cpu.hpp"
-#undef rounded
 #include <deque>
 #include <functional>
 #include <limits>
 
-// The type of the operands of a product.
-static thread_local bool in_halves;
 static float half_to_float(bits16 bits) {
   _Float16 value;
   std::memcpy(&value, &bits, sizeof value);
@@ -21,22 +15,11 @@ static bits16 to_half(float value) {
   std::memcpy(&bits, &made, sizeof bits);
   return bits;
 }
-static float to_float(bits16 value) {
-  return in_halves ? half_to_float(value) : __uint_as_float((unsigned)value << 16);
-}
-#include "mma_on_cpu.hpp"
 
 #define SHARED_MEMORY static_assert(true)
 #define MINUS_INFINITY (-std::numeric_limits<float>::infinity())
 
-struct uint2 {
-  unsigned x, y;
-};
-static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-static int min(int a, int b) { return a < b ? a : b; }
 static void __syncwarp() { sync_warp(); }
-static void start_next() {}
-static void wait_for_previous() {}
 static unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - memory); }
 
 static thread_local std::deque<std::vector<std::function<void()>>> groups;
@@ -83,12 +66,10 @@ static unsigned transpose(unsigned row) {
   return element(lane % 4 * 2) | element(lane % 4 * 2 + 1) << 16;
 }
 template <int TYPE> static void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  in_halves = TYPE != BF16;
-  multiply(d, a[0], a[1], a[2], a[3], b0, b1);
-}
-static uint2 load_row(const bits16 *from) { return *(const uint2 *)from; }
-static unsigned pack(float low, float high) {
-  return round_to_bfloat16(low) | (unsigned)round_to_bfloat16(high) << 16;
+  if (TYPE == BF16)
+    multiply(d, a[0], a[1], a[2], a[3], b0, b1);
+  else
+    multiply_registers(d, {a[0], a[1], a[2], a[3], b0, b1}, half_to_float);
 }
 static unsigned pack_halves(float low, float high) { return to_half(low) | (unsigned)to_half(high) << 16; }
 static unsigned select_bytes(unsigned a, unsigned b, unsigned selector) {
@@ -127,11 +108,8 @@ static unsigned __float_as_uint(float value) {
 static float divide(float a, float b) { return a / b; }
 static float add(float a, float b) { return a + b; }
 static int from_lane(int value, int lane) { return (int)exchange({(unsigned)value})[lane][0]; }
-static float shuffle_xor(float value, int mask) { return from_lane(value, (threadIdx.x % 32) ^ mask); }
 static bool any_lane(bool value) {
   bool any = false;
   for (const auto &of_lane : exchange({value})) any |= of_lane[0] != 0;
   return any;
 }
-static float power_of_2(float value) { return std::exp2(value); }
-static float rsqrtf(float value) { return 1.f / std::sqrt(value); }

@@ -7,9 +7,6 @@
 
 #define SHARED_MEMORY
 
-struct float2 {
-  float x, y;
-};
 static unsigned offset_of(unsigned address, int rank) {
   require((int)(address >> 24) == rank, "an address is of another program");
   return address & 0xFFFFFF;

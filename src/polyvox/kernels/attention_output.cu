@@ -9,34 +9,13 @@
 // thread.
 
 #include "vector_program.cuh"
+#include "attention.cuh"
 
 constexpr int DIM = 128, KV_HEADS = WARPS, HEADS = 2;  // HEADS: query heads of a KV head
 constexpr float LOWEST = -1e30f;
 
 constexpr int MAX_REGISTERS = 112;  // per thread, so that programs of the launches before and after fit beside it
 
-#ifndef ON_CPU
-__device__ __forceinline__ uint4 load_16_bytes(const bits16 *from) {
-  uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
-  return v;
-}
-__device__ __forceinline__ float from_lane(float value, int lane) { return __shfl_sync(0xFFFFFFFF, value, lane); }
-__device__ __forceinline__ float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFF, value, mask); }
-__device__ __forceinline__ float power_of_2(float value) {
-  float made;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(made) : "f"(value));
-  return made;
-}
-#endif
-
-struct Dimensions {
-  float value[4];
-};
-__device__ __forceinline__ Dimensions unpack(uint2 row) {
-  return {{low(row.x), high(row.x), low(row.y), high(row.y)}};
-}
 __device__ __forceinline__ unsigned pair_of_halves(unsigned first, unsigned second, bool upper) {
   return upper ? first >> 16 | (second & 0xFFFF0000u) : (first & 0xFFFFu) | second << 16;
 }
@@ -112,8 +91,8 @@ struct PageAttention {
   __device__ __forceinline__ void take_own() {
     const bits16 *heads = given.qkv + lane * 4;
     const bits16 *value = given.qkv + (3 * KV_HEADS + head) * DIM + lane / 4 * 16;
-    const uint2 first = load_row(heads + HEADS * head * DIM), second = load_row(heads + (HEADS * head + 1) * DIM);
-    uint2 key = load_row(heads + (HEADS * KV_HEADS + head) * DIM);
+    const uint2 first = load_8_bytes(heads + HEADS * head * DIM), second = load_8_bytes(heads + (HEADS * head + 1) * DIM);
+    uint2 key = load_8_bytes(heads + (HEADS * KV_HEADS + head) * DIM);
     const uint4 own_value[2] = {load_16_bytes(value), load_16_bytes(value + 8)};
     *(uint2 *)(first_query + lane * 4) = rotate(first, of_query, by_cos, by_sin, given.eps);
     *(uint2 *)(second_query + lane * 4) = rotate(second, of_query, by_cos, by_sin, given.eps);

@@ -5,7 +5,9 @@
 // A thread has 8 logits. Reductions over a warp are one instruction each, and those over a program need one barrier:
 // every thread adds up what the warps stored.
 
-typedef unsigned short bits16;
+#include "warps.cuh"
+#include "overlap.cuh"
+#include "bfloat16.cuh"
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS, OWN = 8, VOCAB = THREADS * OWN;
 constexpr int RANK_BITS = 16, STEP_BITS = 2, STEPS = RANK_BITS / STEP_BITS, CHOICES = (1 << STEP_BITS) - 1;
@@ -15,30 +17,9 @@ constexpr int FIELD = 10;  // bits of a warp's count, at most 256
 #ifdef ON_CPU
 #include "code_draw_on_cpu.hpp"
 #else
-__device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void start_next() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void sync_program() { __syncthreads(); }
-// Written by the previous launch: not through the L1 cache.
-__device__ __forceinline__ uint4 load_row(const bits16 *from) {
-  uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
-  return v;
-}
 __device__ __forceinline__ unsigned warp_sum(unsigned value) { return __reduce_add_sync(0xFFFFFFFF, value); }
 __device__ __forceinline__ unsigned warp_max(unsigned value) { return __reduce_max_sync(0xFFFFFFFF, value); }
 __device__ __forceinline__ unsigned warp_min(unsigned value) { return __reduce_min_sync(0xFFFFFFFF, value); }
-__device__ __forceinline__ float from_other_lane(float value, int difference) {
-  return __shfl_xor_sync(0xFFFFFFFF, value, difference);
-}
 __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, b); }
 __device__ __forceinline__ float power_of_2(float value) {
   float made;
@@ -82,7 +63,7 @@ __device__ __forceinline__ float warp_mass(const unsigned (&rank)[OWN], const fl
 #pragma unroll
   for (int i = 1; i < OWN; i++) sum += rank[i] >= least ? mass[i] : 0.f;
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += from_other_lane(sum, offset);
+  for (int offset = 16; offset > 0; offset /= 2) sum += shuffle_xor(sum, offset);
   return sum;
 }
 
@@ -161,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) code_draw(
   wait_for_previous();
   start_next();
 
-  const uint4 loaded = load_row(logits + (long long)row * logits_row + first);
+  const uint4 loaded = load_16_bytes(logits + (long long)row * logits_row + first);
   const unsigned pairs[OWN / 2] = {loaded.x, loaded.y, loaded.z, loaded.w};
   unsigned rank[OWN];
 #pragma unroll
@@ -174,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) code_draw(
   float score[OWN];
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
-    score[i] = divide(__uint_as_float(i % 2 ? pairs[i / 2] & 0xFFFF0000u : pairs[i / 2] << 16), divisor);
+    score[i] = divide(i % 2 ? high(pairs[i / 2]) : low(pairs[i / 2]), divisor);
     if (score[i] == 0.f) score[i] = 0.f;
   }
   if (top_p < 1.f) {
@@ -183,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) code_draw(
 #pragma unroll
     for (int i = 1; i < OWN; i++) most = fmaxf(most, score[i]), highest = rank[i] > highest ? rank[i] : highest;
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) most = fmaxf(most, from_other_lane(most, offset));
+    for (int offset = 16; offset > 0; offset /= 2) most = fmaxf(most, shuffle_xor(most, offset));
     highest = warp_max(highest);
     if (lane == 0) shared.largest[warp] = most, shared.best[warp] = highest;
     sync_program();

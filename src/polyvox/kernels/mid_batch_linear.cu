@@ -11,12 +11,13 @@
 // Without a residual, a program owns some outputs of all rows. With a residual, it owns 16 rows of all outputs of the
 // cluster, so that it can add up their squares.
 
-typedef unsigned long long u64;
-typedef unsigned short bits16;
+#include "warps.cuh"
+#include "overlap.cuh"
+#include "bfloat16.cuh"
+#include "barriers.cuh"
+#include "wgmma_bfloat16.cuh"
 
 constexpr int ROWS = 64;              // of x
-constexpr int DEPTH = 64;             // columns of a box
-constexpr int ROW_BYTES = DEPTH * 2;  // of a box
 constexpr int WARPS = 4;              // that multiply; the last warp copies
 constexpr int THREADS = 32 * WARPS;   // that multiply
 constexpr int STAGE = ROWS * ROW_BYTES;
@@ -27,108 +28,10 @@ constexpr int GATED = 1, ADD = 2;     // kinds of products; 0: neither
 #ifdef ON_CPU
 #include "mid_batch_linear_on_cpu.hpp"
 #else
-struct __align__(64) TensorMap {  // CUtensorMap
-  char bytes[128];
-};
-
-#define VALUES_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define VALUES_16(d, i) VALUES_4(d, i), VALUES_4(d, i + 4), VALUES_4(d, i + 8), VALUES_4(d, i + 12)
-__device__ __forceinline__ void multiply(float (&d)[16], u64 a, u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
-      : VALUES_16(d, 0)
-      : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 0, 0;"
-      : VALUES_16(d, 0), VALUES_16(d, 16)
-      : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void multiply(float (&d)[48], u64 a, u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, %48, %49, 1, 1, 1, 0, 0;"
-      : VALUES_16(d, 0), VALUES_16(d, 16), VALUES_16(d, 32)
-      : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void multiply(float (&d)[96], u64 a, u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, %96, %97, 1, 1, 1, 0, 0;"
-      : VALUES_16(d, 0), VALUES_16(d, 16), VALUES_16(d, 32), VALUES_16(d, 48), VALUES_16(d, 64), VALUES_16(d, 80)
-      : "l"(a), "l"(b));
-}
-
-__device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-// An operand of rows of 128 bytes, swizzled; 8 rows are 1,024 bytes. In a cluster the upper bits of an address are the
-// program's rank; here they become bits of the leading offset, which this layout does not use.
-__device__ __forceinline__ u64 operand(unsigned address) {
-  return (u64)(address >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
-}
-__device__ __forceinline__ void init_barrier(unsigned at, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void arrive_expecting(unsigned at, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void arrive(unsigned remote) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
-}
-__device__ __forceinline__ void wait_barrier(unsigned at, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(at), "r"(parity) : "memory");
-}
-// The same for what other programs of the cluster wrote.
-__device__ __forceinline__ void wait_for_cluster(unsigned at) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
-      "@!done bra again;\n}" ::"r"(at) : "memory");
-}
-// An address of this program in another one of the cluster.
-__device__ __forceinline__ unsigned remote_address(unsigned at, int program) {
-  unsigned made;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(made) : "r"(at), "r"(program));
-  return made;
-}
-// Stores to a program of the cluster; its barrier counts their bytes.
-__device__ __forceinline__ void send(unsigned at, const float *values, unsigned barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   at), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "r"(barrier)
-               : "memory");
-}
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void sync_warp() { __syncwarp(); }
 __device__ __forceinline__ void sync_multiplying() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
-// The value of the first lane, of which the compiler knows that all lanes have it.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xFFFFFFFF, value, 0); }
-__device__ __forceinline__ void prefetch_map(const TensorMap &map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-// Copies a box of the map from this row and column on.
-__device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-      ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
-}
 // Weights: the L2 cache keeps other rows rather than these.
 __device__ __forceinline__ void copy_weights(unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
   asm volatile(
@@ -137,28 +40,6 @@ __device__ __forceinline__ void copy_weights(unsigned to, const TensorMap &map, 
       "[%0], [%1, {%2, %3}], [%4], policy;\n}"
       ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int MAX_PENDING>
-__device__ __forceinline__ void wait_for_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(MAX_PENDING) : "memory");
-}
-template <int COUNT>
-__device__ __forceinline__ void finish_products(float (&sums)[COUNT]) {
-  wait_for_products<0>();
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");  // no use before this line
-}
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-__device__ __forceinline__ unsigned pack(float low, float high) {
-  unsigned packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-__device__ __forceinline__ float low_half(unsigned packed) { return __uint_as_float(packed << 16); }
-__device__ __forceinline__ float high_half(unsigned packed) { return __uint_as_float(packed & 0xFFFF0000); }
 // Written by an earlier launch: not through the L1 cache.
 __device__ __forceinline__ unsigned load_pair(const bits16 *from) {
   unsigned v;
@@ -176,18 +57,10 @@ __device__ __forceinline__ float4 load_squares(const float *from) {
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
   return v;
 }
-__device__ __forceinline__ float from_lane(float value, int lane) { return __shfl_sync(0xFFFFFFFF, value, lane); }
-__device__ __forceinline__ float from_other_lane(float value, int difference) {
-  return __shfl_xor_sync(0xFFFFFFFF, value, difference);
-}
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
-#define SHARED_MEMORY(NAME) extern __shared__ __align__(1024) unsigned char NAME[]
 #endif
 
-// silu(gate) · up of two columns, with the roundings of silu_mul.py.
-__device__ __forceinline__ unsigned gate_pair(unsigned gates, unsigned ups) {
-  const unsigned open = pack(silu(low_half(gates)), silu(high_half(gates)));
-  return pack(low_half(open) * low_half(ups), high_half(open) * high_half(ups));
+__device__ __forceinline__ float4 four(const float *values) {
+  return make_float4(values[0], values[1], values[2], values[3]);
 }
 
 struct Arguments {
@@ -330,7 +203,7 @@ template <int KIND, int HEIGHT, int CHUNKS, int WEIGHT_STAGES, int X_STAGES> str
         for (int i = lane / 16; i < given.parts; i += 2) sum += load_square(from + i);
       }
     }
-    sum += from_other_lane(sum, 16);
+    sum += shuffle_xor(sum, 16);
     return given.squares ? rsqrtf(sum / given.inputs + given.eps) : 1.f;
   }
 
@@ -365,7 +238,7 @@ template <int KIND, int HEIGHT, int CHUNKS, int WEIGHT_STAGES, int X_STAGES> str
       const unsigned to = remote_address(base + AT_MATRIX + thread * 16, 1 - rank);
       const unsigned ready = remote_address(partials_ready(), 1 - rank);
 #pragma unroll
-      for (int i = 0; i < OWN; i++) send(to + i * STRIDE, sums + 4 * (OWN + i), ready);
+      for (int i = 0; i < OWN; i++) send(to + i * STRIDE, four(sums + 4 * (OWN + i)), ready);
     }
     const float low = from_lane(scale, lane / 4), high = from_lane(scale, lane / 4 + 8);
     wait_for_cluster(partials_ready());
@@ -400,7 +273,7 @@ template <int KIND, int HEIGHT, int CHUNKS, int WEIGHT_STAGES, int X_STAGES> str
       const unsigned to = remote_address(base + AT_MATRIX + rank * GROUPS * TILE + lane * 16, warp);
       const unsigned ready = remote_address(partials_ready(), warp);
 #pragma unroll
-      for (int i = 0; i < GROUPS; i++) send(to + i * TILE, sums + 4 * i, ready);
+      for (int i = 0; i < GROUPS; i++) send(to + i * TILE, four(sums + 4 * i), ready);
     }
     if (rank * 16 >= given.rows) return;
     wait_for_cluster(partials_ready());
@@ -417,20 +290,20 @@ template <int KIND, int HEIGHT, int CHUNKS, int WEIGHT_STAGES, int X_STAGES> str
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const unsigned product = pack(total[2 * half], total[2 * half + 1]), before = residual[i][half];
-        const unsigned made = pack(low_half(before) + low_half(product), high_half(before) + high_half(product));
-        square[half] += low_half(made) * low_half(made) + high_half(made) * high_half(made);
+        const unsigned made = pack(low(before) + low(product), high(before) + high(product));
+        square[half] += low(made) * low(made) + high(made) * high(made);
         if (first + half * 8 >= given.rows) continue;
         const long long at = (long long)(first + half * 8) * given.outputs + column + i * 8;
         *(unsigned *)(given.out + at) = made;
         *(unsigned *)(given.gained + at) =
-            pack(low_half(factor[i]) * low_half(made), high_half(factor[i]) * high_half(made));
+            pack(low(factor[i]) * low(made), high(factor[i]) * high(made));
       }
     }
     float *squares = (float *)(memory + AT_SQUARES);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      square[half] += from_other_lane(square[half], 1);
-      square[half] += from_other_lane(square[half], 2);
+      square[half] += shuffle_xor(square[half], 1);
+      square[half] += shuffle_xor(square[half], 2);
       if (lane % 4 == 0) squares[warp * 16 + half * 8 + lane / 4] = square[half];
     }
     sync_multiplying();
@@ -447,13 +320,13 @@ template <int KIND, int HEIGHT, int CHUNKS, int WEIGHT_STAGES, int X_STAGES> str
           const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const float *squares,         \
           const bits16 *add, const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows,            \
           int box_rows, int inputs, int outputs, int parts, int squares_row, int add_row, float eps) {                 \
-    SHARED_MEMORY(memory);                                                                                             \
+    SWIZZLED_MEMORY(memory);                                                                                           \
     const Arguments given{x,    weight,   squares, add,     gain,  out,         gained,  out_squares,                  \
                           rows, box_rows, inputs,  outputs, parts, squares_row, add_row, eps};                         \
     LinearProgram<KIND, HEIGHT, CHUNKS, WEIGHT_STAGES, X_STAGES> program(given, memory);                               \
     start_next();                                                                                                      \
     if (program.warp == WARPS) program.start();                                                                        \
-    sync_cluster(); /* barriers exist in all programs */                                                               \
+    sync_cluster_relaxed(); /* barriers exist in all programs */                                                       \
     if (program.warp == WARPS) {                                                                                       \
       if (program.lane == 0) program.copy_rest();                                                                      \
     } else if (KIND == ADD) {                                                                                          \

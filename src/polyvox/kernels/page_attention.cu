@@ -5,16 +5,13 @@
 // A warp has one row and KV head with its two query heads, and a thread 4 dimensions of each. All earlier keys and
 // values of the page are in registers before the previous launch has ended.
 
+#include "warps.cuh"
+#include "overlap.cuh"
+#include "bfloat16.cuh"
 #include "attention.cuh"
 
 constexpr int DIM = 128, GROUP = 2, POSITIONS = 16;
 
-struct Dimensions {
-  float value[4];
-};
-__device__ __forceinline__ Dimensions unpack(uint2 row) {
-  return {{low(row.x), high(row.x), low(row.y), high(row.y)}};
-}
 __device__ __forceinline__ float dot(const Dimensions &a, const Dimensions &b) {
   return (a.value[0] * b.value[0] + a.value[1] * b.value[1]) + (a.value[2] * b.value[2] + a.value[3] * b.value[3]);
 }
@@ -102,12 +99,12 @@ extern "C" __global__ void __launch_bounds__(32) page_attention(
     float made[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < POSITIONS; i++) {
-      const float of = shuffle(weight, h * POSITIONS + i);
+      const float of = from_lane(weight, h * POSITIONS + i);
       const Dimensions value = unpack(past_values[i]);
 #pragma unroll
       for (int j = 0; j < 4; j++) made[j] += of * value.value[j];
     }
-    const float all = shuffle(sum, h * POSITIONS);
+    const float all = from_lane(sum, h * POSITIONS);
     *(uint2 *)(out + ((long long)row * GROUP * kv_heads + GROUP * head + h) * DIM + column) =
         make_uint2(pack(made[0] / all, made[1] / all), pack(made[2] / all, made[3] / all));
   }

@@ -5,16 +5,13 @@
 // A warp has both rows of a slot and one KV head with its two query heads, and a thread 4 dimensions of each. The first
 // row attends to itself only, so its result is its value.
 
+#include "warps.cuh"
+#include "overlap.cuh"
+#include "bfloat16.cuh"
 #include "attention.cuh"
 
 constexpr int DIM = 128, GROUP = 2;
 
-struct Dimensions {
-  float value[4];
-};
-__device__ __forceinline__ Dimensions unpack(uint2 row) {
-  return {{low(row.x), high(row.x), low(row.y), high(row.y)}};
-}
 __device__ __forceinline__ uint2 pack(const Dimensions &d) {
   return make_uint2(pack(d.value[0], d.value[1]), pack(d.value[2], d.value[3]));
 }

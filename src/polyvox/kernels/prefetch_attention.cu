@@ -10,6 +10,10 @@
 // 16 threads have a position, 8 dimensions each, so a load has two positions: thread `lane` of a warp has dimensions
 // lane % 16 * 8 of positions 2·i + lane / 16 of its page, for 8 loads i.
 
+#include "warps.cuh"
+#include "overlap.cuh"
+#include "bfloat16.cuh"
+#include "barriers.cuh"
 #include "attention.cuh"
 
 constexpr int DIM = 128, GROUP = 2, PAGE = 16;
@@ -24,39 +28,11 @@ constexpr float LOWEST = -1e30f;
 #ifdef ON_CPU
 #include "prefetch_attention_on_cpu.hpp"
 #else
-__device__ __forceinline__ void sync_program() { __syncthreads(); }
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-__device__ __forceinline__ unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
-__device__ __forceinline__ void init_barrier(unsigned at, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-__device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void arrive_expecting(unsigned at, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
 // A value in the memory of the cluster's first program.
 __device__ __forceinline__ void store_first(float *at, float value) {
   asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, 0;\n"
                "st.shared::cluster.f32 [there], %1;\n}" ::"r"(shared_address(at)), "f"(value) : "memory");
 }
-__device__ __forceinline__ void wait_barrier(unsigned at, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(at), "r"(parity) : "memory");
-  sync_warp();
-}
-struct alignas(64) TensorMap {
-  char encoded[128];
-};
-__device__ __forceinline__ void copy_page(unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-      ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
-}
-#define SHARED_MEMORY(NAME) extern __shared__ __align__(128) unsigned char NAME[]
 #endif
 
 struct Part {  // a thread's dimensions of a head
@@ -155,7 +131,7 @@ template <bool FULL> __device__ __forceinline__ void attend(
     const Part value = load<FULL>(slot + PAGE_BYTES, i, lane, count);
 #pragma unroll
     for (int h = 0; h < GROUP; h++) {
-      const float of = shuffle(weight, (lane & 16) + h * LOADS + i);
+      const float of = from_lane(weight, (lane & 16) + h * LOADS + i);
 #pragma unroll
       for (int j = 0; j < PART; j++) state.sums[h][j] += of * value.value[j];
     }
@@ -214,8 +190,8 @@ template <int SPLITS> struct AttentionProgram {
       const int page = (int)given.tables[at.row.slot * given.table_row + at.page];
       const unsigned to = shared_address(slot(index));
       arrive_expecting(copied(index), SLOT_BYTES);
-      copy_page(to, keys, at.row.head * DIM, page * PAGE, copied(index));
-      copy_page(to + PAGE_BYTES, values, at.row.head * DIM, page * PAGE, copied(index));
+      copy_box(to, keys, at.row.head * DIM, page * PAGE, copied(index));
+      copy_box(to + PAGE_BYTES, values, at.row.head * DIM, page * PAGE, copied(index));
     }
     at.page += STRIDE;
     skip_rows(at);
@@ -271,6 +247,7 @@ template <int SPLITS> struct AttentionProgram {
       for (int page = warp * SPLITS + rank; page < pages; page += STRIDE, used++) {
         const int at = used % AHEAD, count = min(PAGE, row.last - page * PAGE);
         wait_barrier(copied(at), used / AHEAD % 2);
+        sync_warp();
         if (count == PAGE)
           attend<true>(state, queries, slot(at), lane, count, given.scale);
         else

@@ -9,93 +9,21 @@
 // Tensor cores multiply 16 matrix rows with 8 rows of x over 16 columns. Which columns these are does not matter as
 // long as both operands agree: a thread has 8 consecutive columns of a row, 16 bytes, for two products.
 
-typedef unsigned short bits16;
+#include "warps.cuh"
+#include "overlap.cuh"
+#include "bfloat16.cuh"
+#include "barriers.cuh"
 
 constexpr int CLUSTER = 2, WARPS = 8, THREADS = 32 * WARPS;
 constexpr int GROUP = 8;     // matrix rows that one program of a cluster owns together
 constexpr int PADDING = 32;  // columns after each row in shared memory, which avoid bank conflicts
 constexpr int GATED = 1, ADD = 2;  // kinds of products; 0: neither
 
-// Everything that needs the hardware; a test replaces it by functions for a CPU.
-#ifdef ON_CPU
-#include "prefetch_linear_on_cpu.hpp"
-#else
-__device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void sync_program() { __syncthreads(); }
-__device__ __forceinline__ void sync_warp() { __syncwarp(); }
-__device__ __forceinline__ unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
-__device__ __forceinline__ unsigned remote_address(unsigned at, int program) {
-  unsigned made;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(made) : "r"(at), "r"(program));
-  return made;
-}
-__device__ __forceinline__ void init_barrier(unsigned at, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-__device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void arrive_expecting(unsigned at, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void wait_barrier(unsigned at) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
-      "@!done bra again;\n}" ::"r"(at) : "memory");
+// For a whole warp.
+__device__ __forceinline__ void wait_for(unsigned barrier) {
+  wait_for_cluster(barrier);
   sync_warp();
 }
-// Weights: the L2 cache keeps other rows rather than these.
-__device__ __forceinline__ void copy(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
-  asm volatile(
-      "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], policy;\n}" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-// Stores to a program of the cluster; its barrier counts their bytes.
-__device__ __forceinline__ void send(unsigned at, float4 v, unsigned barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
-               : "memory");
-}
-__device__ __forceinline__ void send(unsigned at, float a, unsigned barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at), "f"(a),
-               "r"(barrier)
-               : "memory");
-}
-// Rows that the previous launch wrote: not through the L1 cache.
-__device__ __forceinline__ uint4 load_row(const bits16 *from) {
-  uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
-  return v;
-}
-__device__ __forceinline__ void multiply(
-    float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ bits16 rounded(float value) {
-  bits16 made;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(made) : "f"(value));
-  return made;
-}
-__device__ __forceinline__ float sum_of_lanes(float value, int lanes) {  // of 2^n adjacent lanes
-  for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, offset);
-  return value;
-}
-#define SHARED_MEMORY(NAME) extern __shared__ __align__(128) unsigned char NAME[]
-#endif
-
-__device__ __forceinline__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high(unsigned pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-__device__ __forceinline__ float to_float(bits16 value) { return __uint_as_float((unsigned)value << 16); }
-__device__ __forceinline__ float rounded_float(float value) { return to_float(rounded(value)); }
-__device__ __forceinline__ unsigned pack(float a, float b) { return rounded(a) | (unsigned)rounded(b) << 16; }
 // Two elements of x times their gains; adds the squares of x.
 __device__ __forceinline__ unsigned times(unsigned x, unsigned gain, float &square) {
   square += low(x) * low(x) + high(x) * high(x);
@@ -190,7 +118,7 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
       const int row = warp + WARPS * i;
 #pragma unroll
       for (int j = 0; j < LOADS; j++)
-        if (row < given.rows) loaded[i][j] = load_row(from + (long long)row * given.x_row + j * 256);
+        if (row < given.rows) loaded[i][j] = load_16_bytes(from + (long long)row * given.x_row + j * 256);
     }
 #pragma unroll
     for (int i = 0; i < ROW_TILES; i++) {
@@ -323,7 +251,7 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
       if (given.gain) gain[i] = *(const uint4 *)(given.gain + rank * COLUMNS + i * 256 + lane * 8);
     wait_for_previous();
     load_x(gain);
-    wait_barrier(weights_ready());
+    wait_for(weights_ready());
     float sums[TILES][ROW_TILES][4];
     const bits16 *from = x_rows() + lane / 4 * LINE + first_column() + lane % 4 * 8;
     multiply_part(sums, [&](int pair, int j) { return *(const uint4 *)(from + j * 8 * LINE + pair * 32); });
@@ -336,7 +264,7 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
       own[i] = own_sum(at.group, at.row_tile, at.element);
       if (KIND == GATED) own_up[i] = own_sum(OUTPUT_GROUPS + at.group, at.row_tile, at.element);
     }
-    wait_barrier(partials_ready());
+    wait_for(partials_ready());
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
       if (thread + i * THREADS >= OUTPUTS) break;
@@ -369,7 +297,7 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
     for (int pair = 0; pair < PAIRS; pair++)
 #pragma unroll
       for (int j = 0; j < ROW_TILES; j++)
-        loaded[pair][j] = 8 * j + lane / 4 < given.rows ? load_row(from + 8LL * j * given.x_row + pair * 32)
+        loaded[pair][j] = 8 * j + lane / 4 < given.rows ? load_16_bytes(from + 8LL * j * given.x_row + pair * 32)
                                                         : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
@@ -378,7 +306,7 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
                         ? to_float(given.add[(long long)at.row * given.add_row + at.column])
                         : 0.f;
     }
-    wait_barrier(weights_ready());
+    wait_for(weights_ready());
     float sums[TILES][ROW_TILES][4];
     multiply_part(sums, [&](int pair, int j) { return loaded[pair][j]; });
     exchange(sums);
@@ -389,7 +317,7 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
       const Output at = output(thread + i * THREADS);
       own[i] = own_sum(at.group, at.row_tile, at.element);
     }
-    wait_barrier(partials_ready());
+    wait_for(partials_ready());
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
       if (thread + i * THREADS >= OUTPUTS) break;

@@ -32,7 +32,7 @@ template <class Program> struct NormedRow {
     uint2 loaded[LOADS];
     float square = 0.f;
 #pragma unroll
-    for (int i = 0; i < LOADS; i++) loaded[i] = load_row(x + column(i));
+    for (int i = 0; i < LOADS; i++) loaded[i] = load_8_bytes(x + column(i));
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
       uint2 made = loaded[i];

@@ -7,78 +7,16 @@
 // sums over columns then need no shuffles, and weights are not converted. Which columns a product of 16 has does not
 // matter as long as both operands agree: a thread has 8 consecutive columns of a line, 16 bytes, for two products.
 
-typedef unsigned short bits16;
+#include "warps.cuh"
+#include "overlap.cuh"
+#include "bfloat16.cuh"
+#include "barriers.cuh"
 
 constexpr int WARPS = 8;
 constexpr int GROUP = 8;           // outputs whose squares are summed
 constexpr int TILE = 16;           // lines of a product
 constexpr int PADDING = 64;        // bytes after every other line in shared memory, which avoid bank conflicts
 constexpr int GATED = 1, ADD = 2;  // kinds of products; 0: neither
-
-// Everything that needs the hardware; a test replaces it by functions for a CPU.
-#ifdef ON_CPU
-#include "vector_program_on_cpu.hpp"
-#else
-__device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void sync_program() { __syncthreads(); }
-__device__ __forceinline__ void sync_warp() { __syncwarp(); }
-__device__ __forceinline__ unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
-__device__ __forceinline__ void init_barrier(unsigned at, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-__device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void arrive_expecting(unsigned at, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void wait_barrier(unsigned at) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
-      "@!done bra again;\n}" ::"r"(at) : "memory");
-  sync_warp();
-}
-// Weights: the L2 cache keeps other rows rather than these.
-__device__ __forceinline__ void copy(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
-  asm volatile(
-      "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], policy;\n}" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-// Rows that the previous launch wrote: not through the L1 cache.
-__device__ __forceinline__ uint2 load_row(const bits16 *from) {
-  uint2 v;
-  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
-  return v;
-}
-__device__ __forceinline__ void multiply(
-    float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ bits16 rounded(float value) {
-  bits16 made;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(made) : "f"(value));
-  return made;
-}
-__device__ __forceinline__ unsigned pack(float low, float high) {
-  unsigned made;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(high), "f"(low));
-  return made;
-}
-__device__ __forceinline__ float sum_of_lanes(float value, int lanes) {  // of 2^n adjacent lanes
-  for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, offset);
-  return value;
-}
-#define SHARED_MEMORY(NAME) extern __shared__ __align__(128) unsigned char NAME[]
-#endif
-
-__device__ __forceinline__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high(unsigned pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-__device__ __forceinline__ float to_float(bits16 value) { return __uint_as_float((unsigned)value << 16); }
-__device__ __forceinline__ float rounded_float(float value) { return to_float(rounded(value)); }
 
 struct Arguments {
   const bits16 *weight;    // [matrix rows, inputs]
@@ -149,7 +87,8 @@ template <int KIND, int HEIGHT, int INPUTS> struct VectorProgram {
     float sums[TILES][2][4];
 #pragma unroll
     for (int i = 0; i < TILES * 8; i++) sums[i / 8][i / 4 % 2][i % 4] = 0.f;
-    wait_barrier(copied());
+    wait_barrier(copied(), 0);
+    sync_warp();
 #pragma unroll
     for (int pair = 0; pair < PAIRS; pair++) {
       // x is the first of 8 columns; four threads have it.

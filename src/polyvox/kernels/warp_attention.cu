@@ -7,7 +7,10 @@
 // of 16 positions × 8 columns, of which two are query heads; the sums of values are 16 dimensions × 8 columns. Rows in
 // shared memory are swizzled: chunk c of 16 bytes of row p is at c ^ p % 8.
 
-typedef unsigned short bits16;
+#include "warps.cuh"
+#include "overlap.cuh"
+#include "bfloat16.cuh"
+#include "attention.cuh"
 
 constexpr int DIM = 128, GROUP = 2, PAGE = 16, KV_HEADS = 8;
 constexpr int STAGES = 3, STEPS = DIM / 16;  // in shared memory; products of 16 dimensions
@@ -18,8 +21,6 @@ constexpr float WEIGHT_SCALE = 64.f;         // of weights in float16 times the 
 #ifdef ON_CPU
 #include "warp_attention_on_cpu.hpp"
 #else
-__device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void copy_16_bytes(unsigned to, const void *from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -48,26 +49,12 @@ __device__ __forceinline__ unsigned transpose(unsigned row) {
 template <int TYPE>
 __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   if (TYPE == BF16)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    multiply(d, a[0], a[1], a[2], a[3], b0, b1);
   else
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// Rows that earlier launches wrote: not through the L1 cache.
-__device__ __forceinline__ uint2 load_row(const bits16 *from) {
-  uint2 v;
-  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
-  return v;
-}
-__device__ __forceinline__ unsigned pack(float low, float high) {  // bfloat16
-  unsigned packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
 }
 __device__ __forceinline__ unsigned pack_halves(float low, float high) {  // float16
   unsigned packed;
@@ -96,20 +83,12 @@ __device__ __forceinline__ unsigned to_float8(float low, float high) {
 __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, b); }
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ int from_lane(int value, int lane) { return __shfl_sync(0xFFFFFFFF, value, lane); }
-__device__ __forceinline__ float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFF, value, mask); }
 __device__ __forceinline__ bool any_lane(bool value) { return __any_sync(0xFFFFFFFF, value); }
-__device__ __forceinline__ float power_of_2(float value) {
-  float made;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(made) : "f"(value));
-  return made;
-}
 #define SHARED_MEMORY extern __shared__ __align__(128) unsigned char memory[]
 #define MINUS_INFINITY (-__int_as_float(0x7F800000))
 #endif
 
-__device__ __forceinline__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high(unsigned pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-__device__ __forceinline__ float rounded(float value) { return low(pack(value, 0.f)); }
+__device__ __forceinline__ float nearest(float value) { return low(pack(value, 0.f)); }  // bfloat16
 
 // Norm and rotation of a head, of which a thread has 4 dimensions, with the roundings of rotary.py.
 __device__ __forceinline__ uint2 rotate(uint2 head, uint2 gain, uint2 cos, uint2 sin, float eps) {
@@ -123,8 +102,8 @@ __device__ __forceinline__ uint2 rotate(uint2 head, uint2 gain, uint2 cos, uint2
   const float scale = rsqrtf(square / DIM + eps);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const float normed = rounded(factor[i] * rounded(x[i] * scale)), partner = shuffle_xor(normed, 16);
-    made[i] = rounded(normed * by_cos[i]) + rounded(partner * by_sin[i]);
+    const float normed = nearest(factor[i] * nearest(x[i] * scale)), partner = shuffle_xor(normed, 16);
+    made[i] = nearest(normed * by_cos[i]) + nearest(partner * by_sin[i]);
   }
   return make_uint2(pack(made[0], made[1]), pack(made[2], made[3]));
 }
@@ -305,9 +284,9 @@ __device__ __forceinline__ void attention(
   const auto load_item = [&](int of) {  // the row's own heads, its angles and its page
     const int head = of % KV_HEADS;
     const bits16 *heads = qkv + (long long)(of / KV_HEADS) * qkv_row + column;
-    first = load_row(heads + GROUP * head * DIM), second = load_row(heads + (GROUP * head + 1) * DIM);
-    new_key = load_row(heads + (GROUP * KV_HEADS + head) * DIM);
-    new_value = load_row(heads + ((GROUP + 1) * KV_HEADS + head) * DIM);
+    first = load_8_bytes(heads + GROUP * head * DIM), second = load_8_bytes(heads + (GROUP * head + 1) * DIM);
+    new_key = load_8_bytes(heads + (GROUP * KV_HEADS + head) * DIM);
+    new_value = load_8_bytes(heads + ((GROUP + 1) * KV_HEADS + head) * DIM);
     by_cos = *(const uint2 *)(cos + (long long)next_position * DIM + column);
     by_sin = *(const uint2 *)(sin + (long long)next_position * DIM + column);
     own_page = (int)cache.tables[(long long)next_slot * cache.table_row + next_position / PAGE];

@@ -9,11 +9,12 @@
 // size to every multiprocessor. The first stages of the matrix are copied before the previous launch has ended
 // (launch_overlap.py); the next launch may start when this one has waited.
 
-typedef unsigned long long u64;
-typedef unsigned short bits16;
+#include "warps.cuh"
+#include "overlap.cuh"
+#include "bfloat16.cuh"
+#include "barriers.cuh"
+#include "wgmma_bfloat16.cuh"
 
-constexpr int DEPTH = 64;             // columns of a stage
-constexpr int ROW_BYTES = DEPTH * 2;  // of a stage
 constexpr int CLUSTER = 2;            // programs
 constexpr int PART = 64;              // outputs whose squares are summed
 constexpr int GATED = 1, ADD = 2;     // kinds of products; 0: neither
@@ -22,88 +23,14 @@ constexpr int GATED = 1, ADD = 2;     // kinds of products; 0: neither
 #ifdef ON_CPU
 #include "wgmma_linear_on_cpu.hpp"
 #else
-struct __align__(64) TensorMap {  // CUtensorMap
-  char bytes[128];
-};
-
-#define VALUES_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define VALUES_16(d, i) VALUES_4(d, i), VALUES_4(d, i + 4), VALUES_4(d, i + 8), VALUES_4(d, i + 12)
-__device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 0, 0;"
-      : VALUES_16(d, 0), VALUES_16(d, 16)
-      : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, 1, 1, 1, 0, 0;"
-      : VALUES_16(d, 0), VALUES_16(d, 16), VALUES_16(d, 32), VALUES_16(d, 48)
-      : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void multiply(float (&d)[96], u64 a, u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, %96, %97, 1, 1, 1, 0, 0;"
-      : VALUES_16(d, 0), VALUES_16(d, 16), VALUES_16(d, 32), VALUES_16(d, 48), VALUES_16(d, 64), VALUES_16(d, 80)
-      : "l"(a), "l"(b));
-}
-
-__device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-// An operand of rows of 128 bytes, swizzled; 8 rows are 1,024 bytes. In a cluster the upper bits of an address are the
-// program's rank; here they become bits of the leading offset, which this layout does not use.
-__device__ __forceinline__ u64 operand(unsigned address) {
-  return (u64)(address >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
-}
-__device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-// The address of a barrier in a program of the cluster.
-__device__ __forceinline__ unsigned remote_address(unsigned barrier, int program) {
-  unsigned there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier), "r"(program));
-  return there;
-}
-__device__ __forceinline__ void barrier_arrive(unsigned remote) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
-}
+// wait_barrier with branches in another order, which the machine code keeps.
 __device__ __forceinline__ void barrier_wait(unsigned barrier, int parity) {
   asm volatile(
       "{ .reg .pred p;\n WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
       "@p bra DONE;\n bra WAIT;\n DONE: }"
       ::"r"(barrier), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
-}
-// The value of the first lane, of which the compiler knows that all lanes have it.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xFFFFFFFF, value, 0); }
-__device__ __forceinline__ void publish_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void prefetch_map(const TensorMap &map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-// Copies a box of the map from this row and column on.
-__device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-      ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
-}
-// The same to this address in all programs of the cluster.
+// copy_box to this address in all programs of the cluster.
 __device__ __forceinline__ void copy_box_to_cluster(
     unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
   const unsigned short mask = (1 << CLUSTER) - 1;
@@ -112,34 +39,7 @@ __device__ __forceinline__ void copy_box_to_cluster(
       "[%0], [%1, {%2, %3}], [%4], %5;"
       ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(mask) : "memory");
 }
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int MAX_PENDING>
-__device__ __forceinline__ void wait_for_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(MAX_PENDING) : "memory");
-}
-// No use of these values before this line.
-template <int COUNT>
-__device__ __forceinline__ void use_from_here(float (&values)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(values[i])::"memory");
-}
-template <int COUNT>
-__device__ __forceinline__ void finish_products(float (&sums)[COUNT]) {
-  wait_for_products<0>();
-  use_from_here(sums);
-}
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-__device__ __forceinline__ unsigned pack(float low, float high) {
-  unsigned packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-__device__ __forceinline__ float low_half(unsigned packed) { return __uint_as_float(packed << 16); }
-__device__ __forceinline__ float high_half(unsigned packed) { return __uint_as_float(packed & 0xFFFF0000); }
-__device__ __forceinline__ uint4 load_16_bytes(const bits16 *from) {  // written by an earlier launch: not read-only
+__device__ __forceinline__ uint4 load_values(const bits16 *from) {  // written by an earlier launch: not read-only
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
@@ -150,33 +50,22 @@ __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;"); }
 template <int THREADS>
 __device__ __forceinline__ void sync_warpgroups() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
-__device__ __forceinline__ float from_lane(float value, int lane) { return __shfl_sync(0xFFFFFFFF, value, lane); }
-__device__ __forceinline__ float from_other_lane(float value, int difference) {
-  return __shfl_xor_sync(0xFFFFFFFF, value, difference);
-}
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
 __device__ __forceinline__ float load_square(const float *from) {
   float v;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
   return v;
 }
-#define SHARED_MEMORY extern __shared__ __align__(1024) unsigned char memory[]
 #endif
 
-// silu(gate) · up of two columns, with the roundings of silu_mul.py.
-__device__ __forceinline__ unsigned gate_pair(unsigned gates, unsigned ups) {
-  const unsigned open = pack(silu(low_half(gates)), silu(high_half(gates)));
-  return pack(low_half(open) * low_half(ups), high_half(open) * high_half(ups));
-}
 // residual + made of two columns; adds their squares.
 __device__ __forceinline__ unsigned add_pair(unsigned residual, unsigned made, float &squares) {
-  const unsigned total = pack(low_half(residual) + low_half(made), high_half(residual) + high_half(made));
-  squares += low_half(total) * low_half(total);
-  squares += high_half(total) * high_half(total);
+  const unsigned total = pack(low(residual) + low(made), high(residual) + high(made));
+  squares += low(total) * low(total);
+  squares += high(total) * high(total);
   return total;
 }
 __device__ __forceinline__ unsigned gain_pair(unsigned total, unsigned gain) {
-  return pack(low_half(total) * low_half(gain), high_half(total) * high_half(gain));
+  return pack(low(total) * low(gain), high(total) * high(gain));
 }
 
 template <int BM, int BN, int STAGES, int KIND>
@@ -191,7 +80,7 @@ __device__ __forceinline__ void product(
   constexpr int CHUNKS = WIDTH / 8, PITCH = WIDTH * 2 + 16, ITERATIONS = 16 * CHUNKS / 32;
   static_assert(KIND != ADD || BLOCKS == 1, "the residuals of one block are loaded before the products");
   static_assert(WARPS * 16 * PITCH <= STAGES * STAGE, "the results fit into the stages");
-  SHARED_MEMORY;
+  SWIZZLED_MEMORY(memory);
   const unsigned stages = shared_address(memory), full = stages + STAGES * STAGE, empty = full + 8 * STAGES;
   const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
   const int rank = blockIdx.x % CLUSTER, cluster = blockIdx.x / CLUSTER;
@@ -201,13 +90,13 @@ __device__ __forceinline__ void product(
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
-      barrier_init(full + 8 * i, 1);
-      barrier_init(empty + 8 * i, CLUSTER * WARPS);
+      init_barrier(full + 8 * i, 1);
+      init_barrier(empty + 8 * i, CLUSTER * WARPS);
     }
-    publish_barriers();
+    fence_barriers();
   }
   __syncwarp();
-  sync_cluster();
+  sync_cluster_relaxed();
 
   if (warp >= WARPS) {
     if (BLOCKS > 1) give_registers();
@@ -218,7 +107,7 @@ __device__ __forceinline__ void product(
       auto copy_weight = [&](int step, int slot) {
         const unsigned to = stages + slot * STAGE + X_BYTES + rank * COPIED * ROW_BYTES;
         const int row = first + rank * COPIED;
-        barrier_expect(full + 8 * slot, STAGE);
+        arrive_expecting(full + 8 * slot, STAGE);
         copy_box_to_cluster(to, weight, step * DEPTH, row, full + 8 * slot);
         if (KIND == GATED)
           copy_box_to_cluster(to + WIDTH * ROW_BYTES, weight, step * DEPTH, outputs + row, full + 8 * slot);
@@ -255,7 +144,7 @@ __device__ __forceinline__ void product(
   const auto residual_of = [&](int i) {
     const int index = i * 32 + lane, row = warp_row + index / CHUNKS;
     if (row >= rows) return make_uint4(0, 0, 0, 0);
-    return load_16_bytes(add + (long long)row * add_row + first + index % CHUNKS * 8);
+    return load_values(add + (long long)row * add_row + first + index % CHUNKS * 8);
   };
   // 1 / root mean square of row lane % 16 of this warp: two threads sum every second part. With one block, the first
   // parts are loaded before the products and summed after them, so that the products do not wait for them.
@@ -275,7 +164,7 @@ __device__ __forceinline__ void product(
     if (NORMED)
 #pragma unroll 8
       for (int part = lane / 16 + 2 * EARLY; part < parts; part += 2) sum += square_of(block, part);
-    sum += from_other_lane(sum, 16);
+    sum += shuffle_xor(sum, 16);
     return NORMED && squares ? rsqrtf(sum / inputs + eps) : 1.f;
   };
   if (EARLY == 0)
@@ -302,13 +191,13 @@ __device__ __forceinline__ void product(
         multiply(sums[block], a + block * (64 * ROW_BYTES >> 4) + 2 * i, b + 2 * i);
     commit_products();
     wait_for_products<1>();
-    if (step > 0 && lane < CLUSTER) barrier_arrive(release + 8 * previous);
+    if (step > 0 && lane < CLUSTER) arrive(release + 8 * previous);
     previous = slot;
     if (++slot == STAGES) slot = 0, phase ^= 1;
   }
   finish_products(sums[0]);
   if (BLOCKS > 1) finish_products(sums[BLOCKS - 1]);
-  if (lane < CLUSTER) barrier_arrive(release + 8 * previous);
+  if (lane < CLUSTER) arrive(release + 8 * previous);
 
   if (EARLY > 0) {
     use_from_here(early);
@@ -347,7 +236,7 @@ __device__ __forceinline__ void product(
         float square = 0.f;
         made.x = add_pair(residual.x, made.x, square), made.y = add_pair(residual.y, made.y, square);
         made.z = add_pair(residual.z, made.z, square), made.w = add_pair(residual.w, made.w, square);
-        for (int lanes = PART / 16; lanes > 0; lanes /= 2) square += from_other_lane(square, lanes);
+        for (int lanes = PART / 16; lanes > 0; lanes /= 2) square += shuffle_xor(square, lanes);
         if (exists) {
           *(uint4 *)(gained + at) = make_uint4(gain_pair(made.x, factor.x), gain_pair(made.y, factor.y),
                                                gain_pair(made.z, factor.z), gain_pair(made.w, factor.w));
