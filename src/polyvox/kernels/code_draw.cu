@@ -2,8 +2,8 @@
 // Sampling one code per row of 2,048 logits in bfloat16: the launcher and the contract are in code_draw.py.
 // tests/conformance/test_code_draw_on_cpu.py runs this file on a CPU.
 //
-// A thread has 8 logits. Reductions over a warp are one instruction each, and those over a program need one barrier:
-// every thread adds up what the warps stored.
+// A thread has 8 logits. A reduction over a program needs one barrier: every thread adds up what the warps stored.
+// Those of integers over a warp are one instruction each.
 
 #include "warps.cuh"
 #include "overlap.cuh"

@@ -4,7 +4,8 @@
     the inputs of sampler.py -> codes [B] int64, those of its kernel
 
 A frame has 15 of these launches, each between two passes that depend on each other. Triton's reductions over a program
-have two or three barriers and a dozen shuffles; here they have one barrier and one instruction per warp.
+have two or three barriers and a dozen shuffles; here they have one barrier, and those of integers one instruction per
+warp.
 
 Types: bfloat16 logits; float32 inside.
 Roundings: those of sampler.py, and the order of its sums for top-p.

@@ -37,6 +37,7 @@ ARCHITECTURE = 90
 SOURCE = CudaSource("mid_batch_linear.cu", f"{ARCHITECTURE}a")  # no other one has these instructions
 PROGRAMS, THREADS = 128, 160
 BOX_ROWS = (16, 32, 64)  # rows of x that are copied
+MAX_ROWS = BOX_ROWS[-1]
 STAGE_ROWS, DEPTH = 64, 64  # rows of x that a stage has, and columns of a copy
 SQUARES_BYTES, ALIGNMENT = 256, 16
 PLAIN, GATED, ADD = range(3)
@@ -51,7 +52,6 @@ class ClusterDivision:
     weight_stages: int  # chunks of the matrix in shared memory
     x_stages: int  # chunks of x in shared memory
     min_rows: int = 17
-    max_rows: int = 64
 
 
 # (kind, matrix rows, columns): the products that the source has, for the rows for which they are faster on an H200.
@@ -83,7 +83,7 @@ def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
     rows, division = x.numel() // x.shape[-1], DIVISIONS.get((kind, *weight.shape))
     return (
         division is not None
-        and division.min_rows <= rows <= division.max_rows
+        and division.min_rows <= rows <= MAX_ROWS
         and x.dtype == weight.dtype == torch.bfloat16
         and gpu_of(x.device).multiprocessors >= PROGRAMS
         and supports_architecture(gpu_of(x.device).architecture)

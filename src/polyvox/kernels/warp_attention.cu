@@ -2,8 +2,8 @@
 // Decode attention of large batches with tensor cores: the launcher and the contract are in warp_attention.py.
 // tests/conformance/test_warp_attention_on_cpu.py runs this file on a CPU.
 //
-// A warp has one row and KV head with its two query heads; if there are fewer warps, they take these in turn. Pages of
-// 16 positions are copied to the warp's part of shared memory, STAGES - 1 steps ahead. Keys times queries are products
+// A warp has one row and KV head with its two query heads; with fewer warps, as in tests, they take these in turn. Pages
+// of 16 positions are copied to the warp's part of shared memory, STAGES - 1 steps ahead. Keys times queries are products
 // of 16 positions × 8 columns, of which two are query heads; the sums of values are 16 dimensions × 8 columns. Rows in
 // shared memory are swizzled: chunk c of 16 bytes of row p is at c ^ p % 8.
 
