@@ -15,8 +15,9 @@ from torch import Tensor
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, GuardedMemory, compile_for_cpu, registers_of
 from polyvox.kernels import cuda_source, mid_batch_linear
-from polyvox.kernels.mid_batch_linear import ADD, DIVISIONS, GATED, PLAIN, ClusterDivision
+from polyvox.kernels.mid_batch_linear import DIVISIONS, ClusterDivision
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
+from polyvox.kernels.products import ADD, GATED, PLAIN
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 from polyvox.kernels.tensor_map import TensorMap
 

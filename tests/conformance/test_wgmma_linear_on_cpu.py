@@ -16,9 +16,10 @@ from torch import Tensor
 from conformance.cuda_on_cpu import COMPILER, NVCC, compile_for_cpu, registers_of
 from polyvox.kernels import cuda_source, gpu, wgmma_linear
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
+from polyvox.kernels.products import ADD, GATED
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 from polyvox.kernels.tensor_map import TensorMap
-from polyvox.kernels.wgmma_linear import ADD, GATED, TILES, ProductTile
+from polyvox.kernels.wgmma_linear import TILES, ProductTile
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
 

@@ -15,8 +15,9 @@ from conftest import DEVICE
 from polyvox.kernels import mid_batch_linear
 from polyvox.kernels.gpu import GPUS, Gpu, assume
 from polyvox.kernels.launches import META
-from polyvox.kernels.mid_batch_linear import ADD, DIVISIONS, GATED, PLAIN
+from polyvox.kernels.mid_batch_linear import DIVISIONS
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
+from polyvox.kernels.products import ADD, GATED, PLAIN, PROGRAMS
 from polyvox.kernels.quantized_matrix import quantize_matrix
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 
@@ -50,7 +51,7 @@ def test_clusters_divide_each_matrix() -> None:
     for (kind, height, inputs), division in DIVISIONS.items():
         cluster = mid_batch_linear.cluster_size(kind)
         assert division.chunks * mid_batch_linear.DEPTH * cluster == inputs
-        assert height // division.height * cluster == mid_batch_linear.PROGRAMS
+        assert height // division.height * cluster == PROGRAMS
 
 
 @pytest.mark.parametrize("chain", CHAINS)

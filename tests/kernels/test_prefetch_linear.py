@@ -16,7 +16,8 @@ from polyvox.kernels import prefetch_linear
 from polyvox.kernels.gpu import GPUS, Gpu, assume
 from polyvox.kernels.launches import META, Launch, record_launches
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
-from polyvox.kernels.prefetch_linear import ADD, DIVISIONS, GATED, PLAIN
+from polyvox.kernels.prefetch_linear import DIVISIONS
+from polyvox.kernels.products import ADD, GATED, PLAIN, PROGRAMS
 from polyvox.kernels.quantized_matrix import quantize_matrix
 from polyvox.kernels.small_batch_linear import project, project_add, project_add_reference, project_reference
 
@@ -44,7 +45,7 @@ def rows(count: int, inputs: int, dtype: torch.dtype = DTYPE) -> Tensor:
 def test_clusters_divide_each_matrix() -> None:
     for (_, height, inputs), division in DIVISIONS.items():
         assert division.columns * prefetch_linear.CLUSTER == inputs
-        assert height // division.height * prefetch_linear.CLUSTER == prefetch_linear.PROGRAMS
+        assert height // division.height * prefetch_linear.CLUSTER == PROGRAMS
         assert division.groups * division.parts == prefetch_linear.WARPS
         assert division.max_rows <= prefetch_linear.ROW_TILES[-1] * prefetch_linear.ROW_TILE
 

@@ -19,9 +19,10 @@ from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.launch_overlap import LARGE_BATCHES, overlap
 from polyvox.kernels.launches import META, Launch, record_launches
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
+from polyvox.kernels.products import ADD, GATED, PLAIN
 from polyvox.kernels.quantized_matrix import quantize_matrix
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
-from polyvox.kernels.wgmma_linear import ADD, GATED, PLAIN, TILES, choose_tile
+from polyvox.kernels.wgmma_linear import TILES, choose_tile
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 DTYPE = torch.bfloat16

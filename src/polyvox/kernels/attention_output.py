@@ -30,7 +30,8 @@ from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import overlap
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.pre_norm import Norm, PreNorm
-from polyvox.kernels.prefetch_vector import ADD, PROGRAMS, WARP_SIZE, WARPS
+from polyvox.kernels.prefetch_vector import WARP_SIZE, WARPS
+from polyvox.kernels.products import ADD, PROGRAMS
 from polyvox.kernels.quantized_matrix import Matrix
 from polyvox.kernels.rotary import HeadRotation
 

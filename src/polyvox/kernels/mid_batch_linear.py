@@ -25,22 +25,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyvox import kernels
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import overlap
 from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
+from polyvox.kernels.products import ADD, GATED, PLAIN, can_prefetch
 from polyvox.kernels.quantized_matrix import Matrix
 from polyvox.kernels.tensor_map import PROMOTE_128_BYTES, TensorMap
 
 ARCHITECTURE = 90
 SOURCE = CudaSource("mid_batch_linear.cu", f"{ARCHITECTURE}a")  # no other one has these instructions
-PROGRAMS, THREADS = 128, 160
+THREADS = 160
 BOX_ROWS = (16, 32, 64)  # rows of x that are copied
 MAX_ROWS = BOX_ROWS[-1]
 STAGE_ROWS, DEPTH = 64, 64  # rows of x that a stage has, and columns of a copy
 SQUARES_BYTES, ALIGNMENT = 256, 16
-PLAIN, GATED, ADD = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +73,13 @@ def cluster_size(kind: int) -> int:
 
 
 def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
-    """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others.
-
-    That was measured with a multiprocessor for each program.
-    """
-    if not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
+    """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others."""
+    if not can_prefetch(weight, x):
         return False
     rows, division = x.numel() // x.shape[-1], DIVISIONS.get((kind, *weight.shape))
     return (
         division is not None
         and division.min_rows <= rows <= MAX_ROWS
-        and x.dtype == weight.dtype == torch.bfloat16
-        and gpu_of(x.device).multiprocessors >= PROGRAMS
         and supports_architecture(gpu_of(x.device).architecture)
     )
 

@@ -28,20 +28,19 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from polyvox import kernels
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import overlap
 from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
+from polyvox.kernels.products import ADD, GATED, PLAIN, can_prefetch
 from polyvox.kernels.quantized_matrix import Matrix
 
 ARCHITECTURES = (90,)
-PROGRAMS, CLUSTER, WARPS, WARP_SIZE = 128, 2, 8, 32
+CLUSTER, WARPS, WARP_SIZE = 2, 8, 32
 ROW_TILE, GROUP, PADDING = 8, 8, 32
 ROW_TILES = (1, 2)  # of a program, that the source has, ascending
 MIN_ROWS = 2  # small_batch_linear.py multiplies one row faster without tensor cores
 ALIGNMENT = 16  # bytes of a load
-PLAIN, GATED, ADD = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +84,13 @@ def source(architecture: int) -> CudaSource:
 
 
 def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
-    """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others.
-
-    That was measured with a multiprocessor for each program.
-    """
-    if not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
+    """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others."""
+    if not can_prefetch(weight, x):
         return False
     rows, division = x.numel() // x.shape[-1], DIVISIONS.get((kind, *weight.shape))
     return (
         division is not None
         and MIN_ROWS <= rows <= division.max_rows
-        and x.dtype == weight.dtype == torch.bfloat16
-        and gpu_of(x.device).multiprocessors >= PROGRAMS
         and supports_architecture(gpu_of(x.device).architecture)
     )
 

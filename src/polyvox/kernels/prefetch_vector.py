@@ -23,18 +23,17 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from polyvox import kernels
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import overlap
 from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
+from polyvox.kernels.products import ADD, GATED, PLAIN, PROGRAMS, can_prefetch
 from polyvox.kernels.quantized_matrix import Matrix
 
 ARCHITECTURES = (90,)
-PROGRAMS, WARPS, WARP_SIZE = 128, 8, 32
+WARPS, WARP_SIZE = 8, 32
 GROUP, TILE, PADDING = 8, 16, 64
 ALIGNMENT = 8  # bytes of a load
-PLAIN, GATED, ADD = 0, 1, 2
 # (kind, matrix rows, columns): the products that the source has. Others of the talker are as fast or faster elsewhere.
 SHAPES = (
     (PLAIN, 4096, 1024),  # of the predictor and of the 0.6B talker: q, k and v
@@ -53,17 +52,11 @@ def source(architecture: int) -> CudaSource:
 
 
 def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
-    """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others.
-
-    That was measured with a multiprocessor for each program.
-    """
-    if not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
-        return False
+    """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others."""
     return (
-        (kind, *weight.shape) in SHAPES
+        can_prefetch(weight, x)
+        and (kind, *weight.shape) in SHAPES
         and x.numel() == x.shape[-1]
-        and x.dtype == weight.dtype == torch.bfloat16
-        and gpu_of(x.device).multiprocessors >= PROGRAMS
         and supports_architecture(gpu_of(x.device).architecture)
     )
 

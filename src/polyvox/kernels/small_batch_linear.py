@@ -46,6 +46,7 @@ from polyvox.kernels.gpu import Gpu, gpu_of
 from polyvox.kernels.launch_overlap import overlap, start_next, wait, wait_for_previous
 from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
 from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows, pre_norm_reference
+from polyvox.kernels.products import ADD, GATED, PLAIN, PrefetchedProducts
 from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, convert, multiply_reference
 from polyvox.kernels.silu_mul import silu_mul_reference
 from polyvox.kernels.tiles import SPARE
@@ -60,6 +61,7 @@ LANES = 256  # matrix columns per warp and load: 32 threads of 16 bytes, in a 16
 QUANTIZED_LANES = 512  # in a type of one byte
 MIN_TILE = 16  # minimum rows and depth of a tensor core operand
 SPLIT_PROGRAMS = 128  # programs of a product that is divided by columns
+PREFETCHED: tuple[PrefetchedProducts, ...] = (prefetch_vector, prefetch_linear, mid_batch_linear)
 EARLY_START_ROWS = 33  # from here on, tensor core products let the next launch start before they wait
 
 
@@ -96,15 +98,9 @@ def project(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
     given = x.gained if isinstance(x, PreNorm) else x
     if not is_small_batch(given, weight):
         return project_reference(x, weight, gated)
-    if prefetch_vector.supports(given, weight, prefetch_vector.GATED if gated else prefetch_vector.PLAIN):
+    if (module := _prefetched(given, weight, GATED if gated else PLAIN)) is not None:
         assert isinstance(weight, Tensor)
-        return prefetch_vector.launch(x, weight, gated).view(*given.shape[:-1], -1)
-    if prefetch_linear.supports(given, weight, prefetch_linear.GATED if gated else prefetch_linear.PLAIN):
-        assert isinstance(weight, Tensor)
-        return prefetch_linear.launch(x, weight, gated).view(*given.shape[:-1], -1)
-    if mid_batch_linear.supports(given, weight, mid_batch_linear.GATED if gated else mid_batch_linear.PLAIN):
-        assert isinstance(weight, Tensor)
-        return mid_batch_linear.launch(x, weight, gated).view(*given.shape[:-1], -1)
+        return module.launch(x, weight, gated).view(*given.shape[:-1], -1)
     if register_linear.supports(given, weight, gated=gated):
         assert isinstance(weight, Tensor)
         return register_linear.launch(x, weight, gated).view(*given.shape[:-1], -1)
@@ -119,21 +115,19 @@ def project_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, scale: Tenso
     """
     if not is_small_batch(x, weight):
         return project_add_reference(x, weight, add, norm, scale)
-    if scale is None and prefetch_vector.supports(x, weight, prefetch_vector.ADD):
+    if scale is None and (module := _prefetched(x, weight, ADD)) is not None:
         assert isinstance(weight, Tensor)
-        return prefetch_vector.launch_add(x, weight, add, norm)
-    if scale is None and prefetch_linear.supports(x, weight, prefetch_linear.ADD):
-        assert isinstance(weight, Tensor)
-        return prefetch_linear.launch_add(x, weight, add, norm)
-    if scale is None and mid_batch_linear.supports(x, weight, mid_batch_linear.ADD):
-        assert isinstance(weight, Tensor)
-        return mid_batch_linear.launch_add(x, weight, add, norm)
+        return module.launch_add(x, weight, add, norm)
     if register_linear.supports(x, weight, add=True):
         assert isinstance(weight, Tensor)
         return register_linear.launch_add(x, weight, add, norm, scale)
     assert scale is None
     plan = choose_plan(x.numel() // x.shape[-1], weight, add=True, gpu=gpu_of(x.device))
     return launch_add(x, weight, add, norm, plan)
+
+
+def _prefetched(x: Tensor, weight: Matrix, kind: int) -> PrefetchedProducts | None:
+    return next((module for module in PREFETCHED if module.supports(x, weight, kind)), None)
 
 
 def project_reference(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:

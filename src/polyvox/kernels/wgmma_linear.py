@@ -26,6 +26,7 @@ from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import LARGE_BATCH_ARCHITECTURE as ARCHITECTURE
 from polyvox.kernels.launch_overlap import LARGE_BATCHES
 from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
+from polyvox.kernels.products import ADD, GATED, PLAIN
 from polyvox.kernels.quantized_matrix import Matrix
 from polyvox.kernels.tensor_map import TensorMap
 
@@ -33,7 +34,6 @@ SOURCE = CudaSource("wgmma_linear.cu", f"{ARCHITECTURE}a")  # no other one has t
 DEPTH = 64  # columns of a stage
 CLUSTER = 2  # programs
 PART = 64  # outputs whose squares are summed
-PLAIN, GATED, ADD = range(3)
 # Multiplications: from 256 rows of the talker's and 512 rows of the predictor's smallest matrix to 512 rows of the
 # talker's largest; with 1,024 rows its layers take as long as with the library (1.7B).
 MIN_WORK, MAX_WORK = 1 << 30, 12 << 30
