@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels, one to a file, each next to the PyTorch function that is its reference implementation.
+"""Kernels in Triton and CUDA C++, each next to the PyTorch function that is its reference implementation.
 
 A public function launches its kernel where `active` is true and runs the reference implementation elsewhere; callers
 do not need to know which. Kernels do not synchronise with the host, read no value on the host and allocate only what

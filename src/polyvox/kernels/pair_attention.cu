@@ -12,28 +12,16 @@
 
 constexpr int DIM = 128, GROUP = 2;
 
+#include "rotate.cuh"
+
 __device__ __forceinline__ uint2 pack(const Dimensions &d) {
   return make_uint2(pack(d.value[0], d.value[1]), pack(d.value[2], d.value[3]));
 }
-__device__ __forceinline__ float dot(const Dimensions &a, const Dimensions &b) {
-  float sum = (a.value[0] * b.value[0] + a.value[1] * b.value[1]) + (a.value[2] * b.value[2] + a.value[3] * b.value[3]);
+__device__ __forceinline__ float dot_of_warp(const Dimensions &a, const Dimensions &b) {
+  float sum = dot(a, b);
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) sum += shuffle_xor(sum, offset);
   return sum;
-}
-
-// Norm and rotation of a head, with the roundings of rotary.py.
-__device__ __forceinline__ Dimensions rotate(uint2 head, uint2 gain, uint2 cos, uint2 sin, float eps) {
-  const Dimensions x = unpack(head), factor = unpack(gain), by_cos = unpack(cos), by_sin = unpack(sin);
-  const float scale = rsqrtf(dot(x, x) / DIM + eps);
-  Dimensions made;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float normed = rounded_float(factor.value[i] * rounded_float(x.value[i] * scale));
-    const float partner = shuffle_xor(normed, 16);
-    made.value[i] = rounded_float(rounded_float(normed * by_cos.value[i]) + rounded_float(partner * by_sin.value[i]));
-  }
-  return made;
 }
 
 extern "C" __global__ void __launch_bounds__(128) pair_attention(
@@ -73,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(128) pair_attention(
 #pragma unroll
   for (int h = 0; h < GROUP; h++) {
     const Dimensions query = rotate(queries[h], of_query, by_cos[1], by_sin[1], eps);
-    const float a = dot(query, rotated[0]) * scale, b = dot(query, rotated[1]) * scale, most = fmaxf(a, b);
+    const float a = dot_of_warp(query, rotated[0]) * scale, b = dot_of_warp(query, rotated[1]) * scale, most = fmaxf(a, b);
     const float of_first = power_of_2(a - most), of_second = power_of_2(b - most), sum = of_first + of_second;
     Dimensions mixed;
 #pragma unroll
