@@ -95,6 +95,10 @@ __device__ __forceinline__ void product(
     }
     fence_barriers();
   }
+  if (threadIdx.x == WARPS * 32) {
+    prefetch_map(x);
+    prefetch_map(weight);
+  }
   __syncwarp();
   sync_cluster_relaxed();
 
@@ -102,8 +106,6 @@ __device__ __forceinline__ void product(
     if (BLOCKS > 1) give_registers();
     if (warp == WARPS && lane == 0) {
       constexpr int COPIED = WIDTH / CLUSTER;  // matrix rows of a copy
-      prefetch_map(x);
-      prefetch_map(weight);
       auto copy_weight = [&](int step, int slot) {
         const unsigned to = stages + slot * STAGE + X_BYTES + rank * COPIED * ROW_BYTES;
         const int row = first + rank * COPIED;
@@ -138,6 +140,8 @@ __device__ __forceinline__ void product(
   // The barriers that this lane signals: the first lane those of this program, the second those of the other one.
   const int other = lane - 1, target = lane < 1 ? rank + CLUSTER * lane : other + (other >= rank);
   const unsigned release = remote_address(empty, lane < CLUSTER ? target : rank);
+  uint4 factor;  // a lane has the same columns of all rows
+  if (KIND == ADD) factor = *(const uint4 *)(gain + first + lane % CHUNKS * 8);
   wait_for_previous();
   if (threadIdx.x == 0) start_next();
   const int warp_row = first_row + warp / 4 * 64 * BLOCKS + warp % 4 * 16;  // the first; 64 more in the next block
@@ -232,7 +236,7 @@ __device__ __forceinline__ void product(
       const long long at = (long long)row * outputs + first + chunk * 8;
       uint4 made = *(const uint4 *)(tile + index / CHUNKS * PITCH + chunk * 16);
       if (KIND == ADD) {
-        const uint4 residual = residuals[i], factor = *(const uint4 *)(gain + first + chunk * 8);
+        const uint4 residual = residuals[i];
         float square = 0.f;
         made.x = add_pair(residual.x, made.x, square), made.y = add_pair(residual.y, made.y, square);
         made.z = add_pair(residual.z, made.z, square), made.w = add_pair(residual.w, made.w, square);
