@@ -108,7 +108,7 @@ def test_large_batches_have_fused_products(runners: tuple[GeneratorRunner, Vocod
     assert by_streams == {
         256: 4 * TALKER_LAYERS + layers,
         512: 4 * TALKER_LAYERS + PASSES * (layers + heads),
-        1024: (PASSES - 1) * (layers + heads),
+        1024: 4 * TALKER_LAYERS + PASSES * (layers + heads),
     }
 
 

@@ -56,9 +56,10 @@ def test_only_one_architecture_and_large_batches_in_bfloat16_are_supported() -> 
         with assume(gpu):
             assert wgmma_linear.supports(given, weight) == (gpu.architecture == 90)
     assert all(wgmma_linear.supports(rows(count, 1024), weight) for count in LARGE_BATCHES)
-    assert not any(wgmma_linear.supports(rows(count, 1024), weight) for count in (64, 255, 384, 2048))
+    assert not any(wgmma_linear.supports(rows(count, 1024), weight) for count in (64, 255, 384, 4096))
     assert wgmma_linear.supports(rows(512, 2048), rows(12288, 2048), gated=True)
-    assert not wgmma_linear.supports(rows(1024, 2048), rows(12288, 2048), gated=True)
+    assert wgmma_linear.supports(rows(1024, 2048), rows(12288, 2048), gated=True)
+    assert not wgmma_linear.supports(rows(2048, 2048), rows(12288, 2048), gated=True)
     assert wgmma_linear.supports(rows(512, 2048), rows(1024, 2048))
     assert not wgmma_linear.supports(rows(256, 2048), rows(1024, 2048))
     assert not wgmma_linear.supports(rows(512, 1024, torch.float16), rows(4096, 1024, torch.float16))

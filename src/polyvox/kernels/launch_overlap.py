@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 64  # most calls with more rows use cuBLAS, whose launches do not take part
 # Numbers of rows that wgmma_linear.py multiplies: on sm_90 in bfloat16 their launches overlap, also where other kernels
 # or cuBLAS multiply them. Narrower rows are those of attention heads and codes.
-LARGE_BATCHES, MIN_WIDTH, LARGE_BATCH_ARCHITECTURE = (256, 512, 1024), 1024, 90
+LARGE_BATCHES, MIN_WIDTH, LARGE_BATCH_ARCHITECTURE = (256, 512, 1024, 2048), 1024, 90
 
 
 def overlap(rows: Tensor) -> dict[str, Any]:
