@@ -7,6 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyvox import kernels
+from polyvox.kernels import code_draw
+from polyvox.kernels.cuda_source import CudaSource
+from polyvox.kernels.gpu import GPUS, assume
+from polyvox.kernels.launches import META
 from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed, draw_keyed_reference
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted")]
@@ -116,6 +121,42 @@ def test_code_0_follows_its_rules(vocab: int) -> None:
     draws = draws_of([[t, 40, 1.0, penalty] for t in (0.0, 0.9) for penalty in (1.0, 1.05, 2.0, 0.5)])
     found = draw_keyed(logits, 0, draws, rules(vocab))
     assert torch.equal(found, draw_keyed_reference(logits, 0, draws, rules(vocab)))
+
+
+def test_codes_are_written_to_a_column_of_the_codes_of_frames() -> None:
+    logits, draws, frames = 3 * normal(8, 100), draws_of(MIX), torch.full((8, 4), -1)
+    for first in (None, rules(100)):
+        expected = draw_keyed(logits, 0, draws, first)
+        out = frames[:, 2]
+        assert draw_keyed(logits, 0, draws, first, out=out) is out
+        assert torch.equal(frames[:, 2], expected)
+        frames[:, 2] = 0
+        with kernels.disabled():
+            assert draw_keyed(logits, 0, draws, first, out=out) is out
+        assert torch.equal(frames[:, 2], expected)
+        assert (frames[:, [0, 1, 3]] == -1).all()
+
+
+def test_the_kernels_in_cuda_support_the_logits_of_both_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaSource, "available", lambda _: True)
+    first = replace(rules(3072), first_control_id=2048, end=2150)
+
+    def supported(vocab: int, first: FirstCodeRules | None, dtype: torch.dtype = torch.bfloat16) -> bool:
+        with assume(GPUS[90]), torch.inference_mode():
+            return code_draw.supports(torch.empty(3, vocab, dtype=dtype, device=META), first)
+
+    assert supported(2048, None)
+    assert supported(3072, first)
+    assert supported(3072, replace(first, end=3071))
+    assert not supported(3072, None)
+    assert not supported(2048, first)
+    assert not supported(3072, first, torch.float16)
+    assert not supported(2048, None, torch.float32)
+    assert not supported(3076, first)  # the second row is not aligned
+    assert not supported(3072, replace(first, end=3072))
+    assert not supported(3072, replace(first, end=2047))
+    assert not supported(3072, replace(first, first_control_id=2049))
+    assert not supported(3072, replace(first, seen=torch.zeros(2, 3076, dtype=torch.bool)))
 
 
 def test_only_the_end_of_the_control_ids_is_sampled_and_not_too_early() -> None:

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampling one code per row of 2,048 logits in bfloat16: the launcher and the contract are in code_draw.py.
+// Sampling one code per row of logits in bfloat16: the launcher and the contract are in code_draw.py.
 // tests/conformance/test_code_draw_on_cpu.py runs this file on a CPU.
 //
-// A thread has 8 logits. A reduction over a program needs one barrier: every thread adds up what the warps stored.
-// Those of integers over a warp are one instruction each.
+// A thread has the logits of 8 codes; with the rules of code 0 the last thread also has that of the end of speech, the
+// only other id that may be sampled. A reduction over a program needs one barrier: every thread adds up what the warps
+// stored. Those of integers over a warp are one instruction each.
 
 #include "warps.cuh"
 #include "overlap.cuh"
 #include "bfloat16.cuh"
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS, OWN = 8, VOCAB = THREADS * OWN;
-constexpr int RANK_BITS = 16, STEP_BITS = 2, STEPS = RANK_BITS / STEP_BITS, CHOICES = (1 << STEP_BITS) - 1;
-constexpr int FIELD = 10;  // bits of a warp's count, at most 256
+constexpr int WARPS = 8, THREADS = 32 * WARPS, TOKENS = 8, CODES = THREADS * TOKENS;
+constexpr int HALF_BITS = 16, STEP_BITS = 2, STEPS = HALF_BITS / STEP_BITS, CHOICES = (1 << STEP_BITS) - 1;
+constexpr int FIELD = 10;  // bits of a warp's count, at most 257
 
 // Everything that needs the hardware; a test replaces it by functions for a CPU.
 #ifdef ON_CPU
@@ -21,6 +22,20 @@ __device__ __forceinline__ unsigned warp_sum(unsigned value) { return __reduce_a
 __device__ __forceinline__ unsigned warp_max(unsigned value) { return __reduce_max_sync(0xFFFFFFFF, value); }
 __device__ __forceinline__ unsigned warp_min(unsigned value) { return __reduce_min_sync(0xFFFFFFFF, value); }
 __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, b); }
+__device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ float about_inverse(float value) {
+  float made;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(made) : "f"(value));
+  return made;
+}
+// Product and sum with a rounding each: the compiler must not fuse them.
+__device__ __forceinline__ float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ float add_rounded(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ float load_value(const bits16 *from) {  // not through the L1 cache
+  bits16 value;
+  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value) : "l"(from) : "memory");
+  return to_float(value);
+}
 __device__ __forceinline__ float power_of_2(float value) {
   float made;
   asm("ex2.approx.f32 %0, %1;" : "=f"(made) : "f"(value));
@@ -52,12 +67,14 @@ __device__ __forceinline__ unsigned philox(unsigned c0, unsigned c1, unsigned c2
 struct Exchange {
   unsigned counts[2][WARPS], best[WARPS], token[WARPS];
   float masses[2][CHOICES][WARPS], largest[WARPS];
+  unsigned highest[2][WARPS], lowest[WARPS];
 };
 
 // The sum over the program, in the order of Triton's reductions.
 __device__ __forceinline__ float program_sum(const float *masses) {
   return ((masses[0] + masses[4]) + (masses[2] + masses[6])) + ((masses[1] + masses[5]) + (masses[3] + masses[7]));
 }
+template <int OWN>
 __device__ __forceinline__ float warp_mass(const unsigned (&rank)[OWN], const float (&mass)[OWN], unsigned least) {
   float sum = rank[0] >= least ? mass[0] : 0.f;
 #pragma unroll
@@ -67,10 +84,49 @@ __device__ __forceinline__ float warp_mass(const unsigned (&rank)[OWN], const fl
   return sum;
 }
 
-// The count-th largest rank, by bisection from the highest bits down.
-__device__ __forceinline__ unsigned rank_of_largest(
+// IEEE division of many values by one: the instructions of __fdiv_rn, without its branches, and with the inverse computed
+// once. Exact where nothing overflows or is subnormal: for divisors of 2^-10 to 2^10 and for zeros and magnitudes of
+// 2^-40 to 2^40, also after the other division, a product or a sum of two of them. A divisor just below a power of 2
+// needs a better inverse (Markstein: Computation of elementary functions on the IBM RISC System/6000 processor, 1990).
+struct Divisor {
+  float value, inverse;
+};
+__device__ __forceinline__ Divisor divisor_of(float value) {
+  const float inverse = about_inverse(value);
+  return {value, fused(inverse, fused(-value, inverse, 1.f), inverse)};
+}
+__device__ __forceinline__ bool is_plain(const Divisor &divisor) {
+  const bool below_power_of_2 = (__float_as_uint(divisor.value) & 0x7FFFFFu) == 0x7FFFFFu;
+  return divisor.value >= 1.f / 1024.f && divisor.value <= 1024.f && !below_power_of_2;
+}
+struct Magnitudes {  // the bits of the largest, and of the smallest that is not zero, less one
+  unsigned largest = 0, smallest = ~0u;
+  __device__ __forceinline__ void add(float value) {
+    const unsigned bits = __float_as_uint(value) & 0x7FFFFFFFu, less = bits - 1;
+    largest = bits > largest ? bits : largest, smallest = less < smallest ? less : smallest;
+  }
+  __device__ __forceinline__ bool are_plain() const {
+    return largest <= (127u + 40) << 23 && smallest >= ((127u - 40) << 23) - 1;
+  }
+};
+template <bool PLAIN>
+__device__ __forceinline__ float quotient(float value, const Divisor &divisor) {
+  if (!PLAIN) return divide(value, divisor.value);
+  const float about = multiply_rounded(value, divisor.inverse);
+  return fused(divisor.inverse, fused(-divisor.value, about, value), about);
+}
+
+struct Bisected {
+  unsigned found;     // the upper 16 bits of the count-th largest rank, followed by zeros
+  unsigned above;     // the number of ranks with larger upper bits
+  unsigned reaching;  // the number of ranks that are at least `found`
+};
+
+// The upper 16 bits of the count-th largest rank of RANK_BITS bits, by bisection from the highest bits down.
+template <int RANK_BITS, int OWN>
+__device__ __forceinline__ Bisected bisect_upper_half(
     Exchange &shared, const unsigned (&rank)[OWN], unsigned count, int warp, int lane) {
-  unsigned found = 0;
+  Bisected made = {0, 0, ~0u};
 #pragma unroll
   for (int step = 0; step < STEPS; step++) {
     const int shift = RANK_BITS - STEP_BITS * (step + 1);
@@ -78,8 +134,8 @@ __device__ __forceinline__ unsigned rank_of_largest(
 #pragma unroll
     for (int i = 0; i < OWN; i++)
 #pragma unroll
-      for (int choice = 1; choice <= CHOICES; choice++)
-        reached += rank[i] >= found + (choice << shift) ? 1u << FIELD * (choice - 1) : 0u;
+      for (unsigned choice = 1; choice <= CHOICES; choice++)
+        reached += rank[i] >= made.found + (choice << shift) ? 1u << FIELD * (choice - 1) : 0u;
     reached = warp_sum(reached);
     if (lane == 0) shared.counts[step % 2][warp] = reached;
     sync_program();
@@ -89,21 +145,73 @@ __device__ __forceinline__ unsigned rank_of_largest(
       const unsigned counts = shared.counts[step % 2][i];
       outer += counts & (0x3FFu | 0x3FFu << 2 * FIELD), middle += counts >> FIELD & 0x3FFu;
     }
-    const unsigned next = (outer >> 2 * FIELD) >= count ? 3 : middle >= count ? 2 : (outer & 0xFFFu) >= count ? 1 : 0;
-    found += next << shift;
+    const unsigned one = outer & 0xFFFu, three = outer >> 2 * FIELD;
+    const unsigned next = three >= count ? 3 : middle >= count ? 2 : one >= count ? 1 : 0;
+    made.found += next << shift;
+    made.above = next == 3 ? made.above : next == 2 ? three : next == 1 ? middle : one;
+    made.reaching = next == 3 ? three : next == 2 ? middle : next == 1 ? one : made.reaching;
   }
-  return found;
+  return made;
+}
+
+// A threshold that the count largest of the ranks of 32 bits reach, and those equal to the last of them; count is at
+// most the number of ranks above zero.
+//
+// Few scores share their upper half: a rule and the temperature map a bfloat16 to one float32, and quotients of
+// adjacent bfloat16 are about as far apart as bfloat16 are. So the values below the upper half are visited one by one.
+template <int OWN>
+__device__ __forceinline__ unsigned threshold_of_largest(
+    Exchange &shared, const unsigned (&rank)[OWN], unsigned count, int warp, int lane) {
+  const Bisected half = bisect_upper_half<2 * HALF_BITS>(shared, rank, count, warp, lane);
+  if (half.reaching == count) return half.found;
+  unsigned wanted = count - half.above, highest = 0, lowest = ~0u;
+#pragma unroll
+  for (int i = 0; i < OWN; i++)
+    if (rank[i] >> HALF_BITS == half.found >> HALF_BITS) {
+      highest = rank[i] > highest ? rank[i] : highest;
+      lowest = rank[i] < lowest ? rank[i] : lowest;
+    }
+  highest = warp_max(highest), lowest = warp_min(lowest);
+  if (lane == 0) shared.highest[0][warp] = highest, shared.lowest[warp] = lowest;
+  sync_program();
+#pragma unroll
+  for (int i = 0; i < WARPS; i++) {
+    highest = shared.highest[0][i] > highest ? shared.highest[0][i] : highest;
+    lowest = shared.lowest[i] < lowest ? shared.lowest[i] : lowest;
+  }
+#pragma unroll 1
+  for (int buffer = 1; highest != lowest; buffer ^= 1) {
+    unsigned equal = 0, next = 0;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      equal += rank[i] == highest;
+      if (rank[i] < highest && rank[i] >= half.found && rank[i] > next) next = rank[i];
+    }
+    equal = warp_sum(equal), next = warp_max(next);
+    if (lane == 0) shared.counts[buffer][warp] = equal, shared.highest[buffer][warp] = next;
+    sync_program();
+    equal = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) {
+      equal += shared.counts[buffer][i];
+      next = shared.highest[buffer][i] > next ? shared.highest[buffer][i] : next;
+    }
+    if (equal >= wanted) break;
+    wanted -= equal, highest = next;
+  }
+  return highest;
 }
 
 // The largest threshold such that the ranks at or above it sum to the wanted mass.
+template <int RANK_BITS, int OWN>
 __device__ __forceinline__ unsigned rank_of_mass(
     Exchange &shared, const unsigned (&rank)[OWN], const float (&mass)[OWN], float wanted, int warp, int lane) {
   unsigned found = 0;
 #pragma unroll 1
-  for (int step = 0; step < STEPS; step++) {
+  for (int step = 0; step < RANK_BITS / STEP_BITS; step++) {
     const int shift = RANK_BITS - STEP_BITS * (step + 1);
 #pragma unroll
-    for (int choice = 1; choice <= CHOICES; choice++) {
+    for (unsigned choice = 1; choice <= CHOICES; choice++) {
       const float sum = warp_mass(rank, mass, found + (choice << shift));
       if (lane == 0) shared.masses[step % 2][choice - 1][warp] = sum;
     }
@@ -118,11 +226,37 @@ __device__ __forceinline__ unsigned rank_of_mass(
   return found;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) code_draw(
+// The rules of code 0 (FirstCodeRules in sampler.py): the ids from CODES on are not codes; `end` is one of them.
+struct Rules {
+  const unsigned char *seen;
+  const long long *min_frames, *soft_limit;
+  int seen_row, end;
+  float pressure;
+};
+
+// Replaces the logits of a thread by its scores.
+template <bool PLAIN>
+__device__ __forceinline__ void apply_rules(
+    float (&score)[TOKENS + 1], const bool (&was_seen)[TOKENS + 1], float raised, const Divisor &factor,
+    const Divisor &temperature) {
+#pragma unroll
+  for (int i = 0; i <= TOKENS; i++) {
+    const float divided = quotient<PLAIN>(score[i], factor), multiplied = multiply_rounded(score[i], factor.value);
+    score[i] = !was_seen[i] ? score[i] : score[i] > 0.f ? divided : multiplied;
+    if (i == TOKENS) score[i] = add_rounded(score[i], raised);
+    score[i] = quotient<PLAIN>(score[i], temperature);
+  }
+}
+
+template <bool RULES>
+__device__ __forceinline__ void draw(
     const bits16 *logits, const long long *slots, const float *settings, const long long *key,
-    const long long *segment, const long long *frame, long long *codes, int logits_row, int book) {
+    const long long *segment, const long long *frame, long long *codes, int logits_row, int codes_row, int book,
+    const Rules &rules) {
+  constexpr int OWN = TOKENS + RULES, RANK_BITS = RULES ? 2 * HALF_BITS : HALF_BITS;
   SHARED Exchange shared;
-  const int row = blockIdx.x, thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = thread * OWN;
+  const int row = blockIdx.x, thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = thread * TOKENS;
+  const bool has_end = RULES && thread == THREADS - 1;  // the last thread, so that codes win ties
   const long long slot = slots[row];
   const float temperature = settings[4 * slot], top_p = settings[4 * slot + 2];
   const int top_k = (int)settings[4 * slot + 1];
@@ -131,34 +265,79 @@ extern "C" __global__ void __launch_bounds__(THREADS) code_draw(
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
     noise[i] = 0.f;
-    if (greedy) continue;
-    const unsigned word = philox(first + i, book, (unsigned)frame[slot], (unsigned)segment[slot],
+    if (greedy || (i == TOKENS && !has_end)) continue;
+    const unsigned word = philox(i < TOKENS ? first + i : rules.end, book, (unsigned)frame[slot], (unsigned)segment[slot],
                                  (unsigned)key[2 * slot], (unsigned)key[2 * slot + 1]);
     const float uniform = ((float)(word >> 9) + 0.5f) * (1.f / 8388608.f);
     noise[i] = -logf(-logf(uniform));
   }
-  const unsigned count = top_k == 0 ? VOCAB : top_k < 1 ? 1 : top_k > VOCAB ? VOCAB : top_k;
+  const unsigned count = top_k == 0 ? CODES : top_k < 1 ? 1 : top_k > CODES ? CODES : top_k;
   const float divisor = greedy ? 1.f : temperature;
+  // Read before the wait: what the last frame step wrote (seen, frame), or what was written when the stream started.
+  // This frame step began with gathers of PyTorch and launches that wait, and all earlier launches ended before those.
+  // Without the L1 cache, because these bytes change from frame to frame.
+  Divisor temperature_of_row, factor;
+  Magnitudes magnitudes;
+  float raised = 0.f;
+  bool end_allowed = false, was_seen[TOKENS + 1], plain_divisors = false;
+  if constexpr (RULES) {
+    const unsigned char *seen_by_id = rules.seen + slot * rules.seen_row;
+    const long long now = frame[slot], overtime = now - rules.soft_limit[slot];
+    const uint2 seen = load_8_bytes((const bits16 *)(seen_by_id + first));
+#pragma unroll
+    for (int i = 0; i < TOKENS; i++) was_seen[i] = (i < 4 ? seen.x : seen.y) >> 8 * (i % 4) & 0xFFu;
+    was_seen[TOKENS] = has_end && seen_by_id[rules.end];
+    if (has_end) {
+      end_allowed = now >= rules.min_frames[slot];
+      raised = multiply_rounded(overtime > 0 ? (float)overtime : 0.f, rules.pressure);
+    }
+    temperature_of_row = divisor_of(divisor), factor = divisor_of(settings[4 * slot + 3]);
+    plain_divisors = is_plain(temperature_of_row) && is_plain(factor);
+    magnitudes.add(raised);
+  }
   wait_for_previous();
   start_next();
 
-  const uint4 loaded = load_16_bytes(logits + (long long)row * logits_row + first);
-  const unsigned pairs[OWN / 2] = {loaded.x, loaded.y, loaded.z, loaded.w};
-  unsigned rank[OWN];
-#pragma unroll
-  for (int i = 0; i < OWN; i++) {
-    unsigned bits = i % 2 ? pairs[i / 2] >> 16 : pairs[i / 2] & 0xFFFFu;
-    if (bits == 0x8000u) bits = 0;  // -0.0 and 0.0 compare equal
-    rank[i] = bits >> 15 ? bits ^ 0xFFFFu : bits | 0x8000u;
-  }
-  unsigned threshold = rank_of_largest(shared, rank, count, warp, lane);
+  const bits16 *own_logits = logits + (long long)row * logits_row;
+  const uint4 loaded = load_16_bytes(own_logits + first);
+  const unsigned pairs[TOKENS / 2] = {loaded.x, loaded.y, loaded.z, loaded.w};
+  unsigned rank[OWN], threshold = 0;
   float score[OWN];
+  if constexpr (RULES) {
+    score[TOKENS] = end_allowed ? load_value(own_logits + rules.end) : 0.f;
 #pragma unroll
-  for (int i = 0; i < OWN; i++) {
-    score[i] = divide(i % 2 ? high(pairs[i / 2]) : low(pairs[i / 2]), divisor);
-    if (score[i] == 0.f) score[i] = 0.f;
+    for (int i = 0; i < TOKENS; i++) score[i] = i % 2 ? high(pairs[i / 2]) : low(pairs[i / 2]);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) magnitudes.add(score[i]);
+    if (plain_divisors && magnitudes.are_plain())
+      apply_rules<true>(score, was_seen, raised, factor, temperature_of_row);
+    else
+      apply_rules<false>(score, was_seen, raised, factor, temperature_of_row);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      if (score[i] == 0.f) score[i] = 0.f;  // -0.0 and 0.0 compare equal
+      const unsigned bits = __float_as_uint(score[i]);
+      rank[i] = bits >> 31 ? ~bits : bits | 0x80000000u;
+      // Below all others: -inf instead would change a threshold only where all are kept.
+      if (i == TOKENS && !end_allowed) score[i] = __uint_as_float(0xFF800000u), rank[i] = 0;
+    }
+    // Greedy rows need no filter: it keeps the best. Where top_k is more than the codes, it keeps all that are not -inf.
+    if (!greedy && top_k != 0 && top_k <= CODES) threshold = threshold_of_largest(shared, rank, count, warp, lane);
+  } else {
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      unsigned bits = i % 2 ? pairs[i / 2] >> 16 : pairs[i / 2] & 0xFFFFu;
+      if (bits == 0x8000u) bits = 0;  // -0.0 and 0.0 compare equal
+      rank[i] = bits >> 15 ? bits ^ 0xFFFFu : bits | 0x8000u;
+    }
+    threshold = bisect_upper_half<RANK_BITS>(shared, rank, count, warp, lane).found;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      score[i] = divide(i % 2 ? high(pairs[i / 2]) : low(pairs[i / 2]), divisor);
+      if (score[i] == 0.f) score[i] = 0.f;
+    }
   }
-  if (top_p < 1.f) {
+  if (top_p < 1.f && !(RULES && greedy)) {
     float most = score[0];
     unsigned highest = rank[0];
 #pragma unroll
@@ -181,20 +360,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) code_draw(
     if (lane == 0) shared.masses[1][0][warp] = all;
     sync_program();
     const float wanted = top_p * program_sum(shared.masses[1][0]);
-    const unsigned by_mass = rank_of_mass(shared, rank, mass, wanted, warp, lane);
+    const unsigned by_mass = rank_of_mass<RANK_BITS>(shared, rank, mass, wanted, warp, lane);
     threshold = by_mass > threshold ? by_mass : threshold;
     threshold = threshold < highest ? threshold : highest;
     sync_program();
   }
 
-  unsigned best = 0, token = VOCAB - 1;
+  unsigned best = 0, token = CODES - 1;
 #pragma unroll
   for (int i = OWN - 1; i >= 0; i--) {
+    if (i == TOKENS && !end_allowed) continue;
     const unsigned value = ordered(rank[i] >= threshold ? score[i] + noise[i] : __uint_as_float(0xFF800000u));
-    if (value > 0 && value >= best) best = value, token = first + i;
+    if (value > 0 && value >= best) best = value, token = i < TOKENS ? first + i : rules.end;
   }
   const unsigned best_of_warp = warp_max(best);
-  token = warp_min(best == best_of_warp ? token : VOCAB);
+  token = warp_min(best == best_of_warp ? token : ~0u);
   if (lane == 0) shared.best[warp] = best_of_warp, shared.token[warp] = token;
   sync_program();
   if (thread > 0) return;
@@ -202,5 +382,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) code_draw(
 #pragma unroll
   for (int i = 1; i < WARPS; i++)
     if (shared.best[i] > best) best = shared.best[i], token = shared.token[i];
-  codes[row] = token;
+  codes[(long long)row * codes_row] = token;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) code_draw(
+    const bits16 *logits, const long long *slots, const float *settings, const long long *key,
+    const long long *segment, const long long *frame, long long *codes, int logits_row, int codes_row, int book) {
+  draw<false>(logits, slots, settings, key, segment, frame, codes, logits_row, codes_row, book, Rules{});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) first_code_draw(
+    const bits16 *logits, const long long *slots, const float *settings, const long long *key,
+    const long long *segment, const long long *frame, const unsigned char *seen, const long long *min_frames,
+    const long long *soft_limit, long long *codes, int logits_row, int codes_row, int book, int seen_row, int end,
+    float pressure) {
+  const Rules rules = {seen, min_frames, soft_limit, seen_row, end, pressure};
+  draw<true>(logits, slots, settings, key, segment, frame, codes, logits_row, codes_row, book, rules);
 }

@@ -4,7 +4,8 @@
 The argmax of score + Gumbel noise is a sample from softmax(score); filters are thresholds, parameters a tensor row.
 
     logits [B,V] · book: the codebook, from 0 · slots [B] int64 · by slot: params [S,4] float32, key [S,2], segment [S],
-    frame [S] int64; for code 0 seen [S,V] bool, min_frames [S], soft_limit [S] int64 -> codes [B] int64
+    frame [S] int64; for code 0 seen [S,V] bool, min_frames [S], soft_limit [S] int64
+    -> codes [B] int64, new or written to a view of any stride, such as a column of the codes of frames
 
 Types: bfloat16, float16 or float32 logits; float32 inside.
 Roundings: noise bits, filters and ties equal those of the reference implementation. Division is IEEE. Top-k keeps every
@@ -12,11 +13,12 @@ score that is at least the k-th, whose bits are found by bisection, two at a tim
 changes are ranked before the division, which keeps their order; they have half as many bits. Top-p keeps a score while
 the larger ones sum to less than top_p; the order of summation differs from the reference, so a score whose cumulative
 mass is within 1e-6 of top_p may be kept by one and dropped by the other. Logarithms of the noise may differ in their
-last bits, which changes a sample only where the two best scores are that close. A row of NaN logits samples a valid id.
+last bits, which changes a sample only where the two best scores are that close. Triton may fuse the product and the sum
+that raise the score of the end of speech, with the same effect. A row of NaN logits samples a valid id.
 Bytes: the logits once (and seen, for code 0); noise is generated in registers.
 Grid: one program per row; a row is one block.
 
-Where code_draw.py supports the logits, it samples the same codes.
+Where code_draw.py supports the logits and rules, it samples the codes in CUDA C++, with the roundings stated there.
 """
 
 from __future__ import annotations
@@ -64,20 +66,27 @@ class FirstCodeRules:
     first_control_id: int  # ids from here on are not codes; only `end` may be sampled
 
 
-def draw_keyed(logits: Tensor, book: int, draws: DrawInputs, first: FirstCodeRules | None = None) -> Tensor:
-    """Sample codes [B] of one codebook from logits [B, vocab] with the noise of each slot's seed, segment and frame."""
-    if not kernels.active(logits):
-        return draw_keyed_reference(logits, book, draws, first)
+def draw_keyed(
+    logits: Tensor, book: int, draws: DrawInputs, first: FirstCodeRules | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Sample codes [B] of one codebook from logits [B, vocab] with the noise of each slot's seed, segment and frame.
+
+    Writes to `out` if given, int64 of any stride, and returns it.
+    """
     rows, vocab = logits.shape
-    codes = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    assert out is None or (out.shape == (rows,) and out.dtype == torch.int64), (out.shape, out.dtype)
+    if not kernels.active(logits):
+        drawn = draw_keyed_reference(logits, book, draws, first)
+        return drawn if out is None else out.copy_(drawn)
+    codes = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     if not rows:
         return codes
     assert vocab <= MAX_TOKENS, vocab
     assert logits.stride(1) == draws.slots.stride(0) == draws.segment.stride(0) == draws.frame.stride(0) == 1
     assert draws.params.stride() == (4, 1), draws.params.stride()
     assert draws.key.stride() == (2, 1), draws.key.stride()
-    if first is None and code_draw.supports(logits):
-        code_draw.launch(logits, book, draws.slots, draws.params, draws.key, draws.segment, draws.frame, codes)
+    if code_draw.supports(logits, first):
+        code_draw.launch(logits, book, draws, codes, first)
         return codes
     block = power_of_2(vocab)
     seen, min_frames, soft_limit = (
@@ -85,7 +94,7 @@ def draw_keyed(logits: Tensor, book: int, draws: DrawInputs, first: FirstCodeRul
     )
     draw_kernel[(rows,)](
         logits, draws.slots, draws.params, draws.key, draws.segment, draws.frame, seen, min_frames, soft_limit, codes,
-        logits.stride(0), seen.stride(0), book, 0.0 if first is None else first.pressure,
+        logits.stride(0), codes.stride(0), seen.stride(0), book, 0.0 if first is None else first.pressure,
         FIRST=first is not None, END=-1 if first is None else first.end,
         CONTROLS=vocab if first is None else first.first_control_id,
         BITS=32 if first is not None else 8 * logits.itemsize, VOCAB=vocab, BLOCK=block, **overlap(logits),
@@ -160,7 +169,7 @@ def _threshold(ordered: Tensor, params: Tensor) -> Tensor:
 @Kernel
 def draw_kernel(
     logits, slots, settings, key, segment, frame, seen, min_frames, soft_limit, codes,
-    logits_row, seen_row, book, pressure,
+    logits_row, codes_row, seen_row, book, pressure,
     FIRST: tl.constexpr, END: tl.constexpr, CONTROLS: tl.constexpr, BITS: tl.constexpr, VOCAB: tl.constexpr,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -217,7 +226,7 @@ def draw_kernel(
 
     score = tl.where(kept, score + noise, float("-inf"))
     best = tl.min(tl.where(score == tl.max(score, 0), token, BLOCK), 0)
-    tl.store(codes + row, tl.minimum(best, VOCAB - 1).to(tl.int64))
+    tl.store(codes + row * codes_row, tl.minimum(best, VOCAB - 1).to(tl.int64))
 
 
 @Kernel
