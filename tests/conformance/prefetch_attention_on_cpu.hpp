@@ -3,12 +3,14 @@
 #define __grid_constant__
 
 struct TensorMap {  // the test fills it in
-  const bits16 *values;
-  int row;  // elements
+  const unsigned char *values;
+  int row, item_size;  // elements, bytes of an element
 };
 static void copy_box(unsigned to, const TensorMap &map, int column, int row, unsigned barrier) {
+  const int bytes = DIM * map.item_size;
+  require((to & 0xFFFFFF) % 128 == 0, "a box begins at no multiple of 128 bytes");
   for (int i = 0; i < PAGE; i++)
-    copy(to + i * DIM * 2, map.values + (long long)(row + i) * map.row + column, DIM * 2, barrier);
+    copy(to + i * bytes, map.values + ((long long)(row + i) * map.row + column) * map.item_size, bytes, barrier);
 }
 
 static void store_first(float *at, float value) {

@@ -11,10 +11,11 @@
 #include "overlap.cuh"
 #include "bfloat16.cuh"
 #include "attention.cuh"
+#include "async_copies.cuh"
+#include "quantized_rows.cuh"
 
 constexpr int DIM = 128, GROUP = 2, PAGE = 16, KV_HEADS = 8;
 constexpr int STAGES = 3, STEPS = DIM / 16;  // in shared memory; products of 16 dimensions
-constexpr int BF16 = 0, INT8 = 1, FP8 = 2;   // types of the cache
 constexpr float WEIGHT_SCALE = 64.f;         // of weights in float16 times the scales of values: few are subnormal
 
 // Everything that needs the hardware; a test replaces it by functions for a CPU.
@@ -22,17 +23,6 @@ constexpr float WEIGHT_SCALE = 64.f;         // of weights in float16 times the 
 #include "warp_attention_on_cpu.hpp"
 #else
 __device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void copy_16_bytes(unsigned to, const void *from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-// The same, or zeros.
-__device__ __forceinline__ void copy_or_clear(unsigned to, const void *from, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int MAX_PENDING> __device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(MAX_PENDING) : "memory");
-}
 __device__ __forceinline__ void load_matrices(unsigned (&m)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -61,27 +51,11 @@ __device__ __forceinline__ unsigned pack_halves(float low, float high) {  // flo
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-__device__ __forceinline__ unsigned select_bytes(unsigned a, unsigned b, unsigned selector) {
-  return __byte_perm(a, b, selector);
-}
 __device__ __forceinline__ unsigned subtract_halves(unsigned a, unsigned b) {
   unsigned made;
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(made) : "r"(a), "r"(b));
   return made;
 }
-__device__ __forceinline__ unsigned float8_to_halves(unsigned pair) {  // of the lower 16 bits
-  unsigned made;
-  asm("{ .reg .b16 low; cvt.u16.u32 low, %1; cvt.rn.f16x2.e4m3x2 %0, low; }" : "=r"(made) : "r"(pair));
-  return made;
-}
-__device__ __forceinline__ unsigned to_float8(float low, float high) {
-  unsigned made;
-  asm("{ .reg .b16 pair; cvt.rn.satfinite.e4m3x2.f32 pair, %2, %1; cvt.u32.u16 %0, pair; }"
-      : "=r"(made) : "f"(low), "f"(high));
-  return made;
-}
-__device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, b); }
-__device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ int from_lane(int value, int lane) { return __shfl_sync(0xFFFFFFFF, value, lane); }
 __device__ __forceinline__ bool any_lane(bool value) { return __any_sync(0xFFFFFFFF, value); }
 #define SHARED_MEMORY extern __shared__ __align__(128) unsigned char memory[]
@@ -111,21 +85,11 @@ __device__ __forceinline__ uint2 rotate(uint2 head, uint2 gain, uint2 cos, uint2
 // A thread's 4 dimensions of a head as bytes, with the roundings of kv_quantize.py.
 template <int TYPE>
 __device__ __forceinline__ unsigned quantize(uint2 head, float &scale) {
-  constexpr float LARGEST = TYPE == INT8 ? 127.f : 448.f;
   const float x[4] = {low(head.x), high(head.x), low(head.y), high(head.y)};
   float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) largest = fmaxf(largest, shuffle_xor(largest, offset));
-  largest = fmaxf(largest, 1e-30f);
-  const float factor = divide(LARGEST, largest);
-  scale = divide(largest, LARGEST);
-  if (TYPE == FP8)
-    return to_float8(x[0] * factor, x[1] * factor) | to_float8(x[2] * factor, x[3] * factor) << 16;
-  unsigned made = 0;
-#pragma unroll
-  for (int i = 0; i < 4; i++)  // 1.5 · 2^23: rounds to an integer, ties to even; its lower byte is that of the sum
-    made |= (__float_as_uint(add(x[i] * factor, 12582912.f)) & 0xFF) << (8 * i);
-  return made;
+  return to_bytes<TYPE>(x, factor_of_row<TYPE>(largest, scale));
 }
 // Two bytes of a word as float16: the lower or upper two, or the even or odd ones.
 constexpr unsigned LOWER = 0x4140, UPPER = 0x4342, EVEN = 0x4240, ODD = 0x4341;
