@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
-from polyvox.kernels import page_attention, pair_attention, prefetch_attention, rotary
+from polyvox.kernels import page_attention, pair_attention, prefetch_attention
 from polyvox.kernels.attention import paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.prefetch_attention import NAMES
-from polyvox.kernels.quantized_rows import LARGEST, SMALLEST_ROW, is_quantized
+from polyvox.kernels.quantized_rows import is_quantized, quantize_rows
 from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
 
 DIM, PAGE, KV_HEADS, MANY_PAGES = 128, 16, 2, 40
@@ -124,20 +124,6 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _rounded_quotients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotary, "quantize_rows", quantize_exactly)
-
-
-def quantize_exactly(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """quantize_rows with quotients that are rounded once, as in kernels; PyTorch multiplies by a rounded reciprocal."""
-    wide = rows.float()
-    largest = wide.abs().amax(-1).clamp(min=SMALLEST_ROW)
-    limit = torch.full_like(largest, LARGEST[dtype])
-    values = wide * (limit / largest)[..., None]
-    return (values if dtype.is_floating_point else values.round()).to(dtype), largest / limit
-
-
 def noise(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
@@ -152,7 +138,7 @@ def inputs(
     keys, values = pools = [noise(pages, PAGE, KV_HEADS, DIM, seed=seed) for seed in (1, 2)]
     scales = None
     if is_quantized(dtype):
-        (keys, of_keys), (values, of_values) = (quantize_exactly(pool, dtype) for pool in pools)
+        (keys, of_keys), (values, of_values) = (quantize_rows(pool, dtype) for pool in pools)
         scales = KVScales(*(of_pool.transpose(1, 2).contiguous() for of_pool in (of_keys, of_values)))
     tables = torch.randperm(pages, generator=torch.Generator().manual_seed(3)).view(num_slots, pages_per_slot)
     slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(4))[:rows]

@@ -20,7 +20,7 @@ from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.prefetch_attention import CLUSTERS, NAMES, shared_bytes
-from polyvox.kernels.quantized_rows import LARGEST, SMALLEST_ROW, is_quantized
+from polyvox.kernels.quantized_rows import LARGEST, is_quantized, quantize_rows
 from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
 from polyvox.kernels.tensor_map import TensorMap
 
@@ -59,18 +59,9 @@ def inputs(rows: int, pages: int, device: str, dtype: torch.dtype = torch.bfloat
     return noise(rows, 4 * KV_HEADS * dim), rotation, cache
 
 
-def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """quantize_rows with quotients that are rounded once, as in kernels; PyTorch multiplies by a rounded reciprocal."""
-    wide = rows.float()
-    largest = wide.abs().amax(-1).clamp(min=SMALLEST_ROW)
-    limit = torch.full_like(largest, LARGEST[dtype])
-    values = wide * (limit / largest)[..., None]
-    return (values if dtype.is_floating_point else values.round()).to(dtype), largest / limit
-
-
 def quantized(cache: PagedRows, dtype: torch.dtype) -> PagedRows:
     """A copy of the cache in this type."""
-    (keys, of_keys), (values, of_values) = (quantize(pool, dtype) for pool in (cache.keys, cache.values))
+    (keys, of_keys), (values, of_values) = (quantize_rows(pool, dtype) for pool in (cache.keys, cache.values))
     scales = KVScales(*(pool.transpose(1, 2).contiguous() for pool in (of_keys, of_values)))
     return replace(cache, keys=keys, values=values, scales=scales)
 
@@ -251,7 +242,7 @@ def test_attention_over_each_type_equals_its_reference(
     prefetch_attention.launch(qkv, rotation, plain)
     expected_rows = own_rows(plain)
     if is_quantized(dtype):
-        (key, of_key), (value, of_value) = (quantize(rows, dtype) for rows in expected_rows)
+        (key, of_key), (value, of_value) = (quantize_rows(rows, dtype) for rows in expected_rows)
         expected_rows = [key, value, of_key, of_value]
     for stored, expected_row in zip(own_rows(cache), expected_rows, strict=True):
         assert torch.equal(bits(stored), bits(expected_row))

@@ -34,8 +34,9 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Values [..., D] of this type and their scales [...]."""
     wide = x.to(SCALE_TYPE)
     largest = wide.abs().amax(-1).clamp(min=SMALLEST_ROW)
-    values = wide * (LARGEST[dtype] / largest)[..., None]
-    return (values if dtype.is_floating_point else values.round()).to(dtype), largest / LARGEST[dtype]
+    limit = torch.full_like(largest, LARGEST[dtype])  # PyTorch divides a number by a tensor with two roundings
+    values = wide * (limit / largest)[..., None]
+    return (values if dtype.is_floating_point else values.round()).to(dtype), largest / limit
 
 
 def dequantize_rows(values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
