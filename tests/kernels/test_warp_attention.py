@@ -64,6 +64,8 @@ def test_only_large_batches_over_several_pages_on_one_architecture_are_supported
                 assert warp_attention.supports(rows(512), rotation(), cache_of(512, dtype)) == (gpu.architecture == 90)
     assert warp_attention.supports(rows(256), rotation(), cache_of(256))
     assert not warp_attention.supports(rows(255), rotation(), cache_of(255))
+    assert warp_attention.supports(rows(17), rotation(), cache_of(17, torch.int8))
+    assert not warp_attention.supports(rows(16), rotation(), cache_of(16, torch.int8))
     assert not warp_attention.supports(rows(512), rotation(norms=False), cache_of(512))
     assert not warp_attention.supports(rows(512), rotation(), cache_of(512, pages=1))
     assert not warp_attention.supports(rows(512), rotation(), cache_of(512, page=32))

@@ -77,7 +77,7 @@ FAST_PATHS = (
         "Triton kernels",
         mid_batch_linear.supports_architecture,
     ),
-    FastPath("predictor's sampling in CUDA C++", "NVRTC", "Triton kernels", code_draw.supports_architecture),
+    FastPath("sampling in CUDA C++", "NVRTC", "Triton kernels", code_draw.supports_architecture),
     FastPath(
         "codec's linear layers of few rows in CUDA C++",
         "compute capability 9.0, 10.0 or 12.0, and NVRTC",
@@ -97,7 +97,7 @@ FAST_PATHS = (
         prefetch_attention.supports_architecture,
     ),
     FastPath(
-        "decode attention of large batches in CUDA C++",
+        "decode attention of many rows in CUDA C++",
         "compute capability 9.0 exactly, and NVRTC",
         "Triton kernels",
         warp_attention.supports_architecture,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode attention of large batches in CUDA C++: norm, rotation, KV cache write and attention in one launch.
+"""Decode attention of many rows in CUDA C++: norm, rotation, KV cache write and attention in one launch.
 
     the inputs of rotary.py, where no two rows share a slot -> [N,H,D] as in attention.py; k and v are in the cache
 
@@ -36,7 +36,9 @@ WARP_SIZE, STAGES = 32, 3
 ALIGNMENT = 8  # bytes of a load
 NAMES = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}  # types of the cache
 ARCHITECTURE = 90  # the only one on which it was measured
-MIN_ROWS = 256  # measured for 256, 512 and 1,024
+# Measured with bfloat16 for 256, 512 and 1,024 rows, with int8 also for 32, 64 and 128, where decode_kernel is slower
+# (H200, 64 rows: 3.42 instead of 3.79 ms for a frame step). Up to 16 rows prefetch_attention.py is faster.
+MIN_ROWS, MIN_ROWS_QUANTIZED = 256, 17
 
 
 @cache
@@ -49,9 +51,9 @@ def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> bool:
     return (
         kernels.active(qkv)
         and not qkv.is_cpu
-        and len(qkv) >= MIN_ROWS
         and qkv.dtype == torch.bfloat16
         and cache.keys.dtype in NAMES
+        and len(qkv) >= (MIN_ROWS_QUANTIZED if is_quantized(cache.keys.dtype) else MIN_ROWS)
         and cache.tables.shape[1] > 1
         and cache.keys.shape[1:] == (PAGE, KV_HEADS, DIM)
         and cache.keys.is_contiguous()
