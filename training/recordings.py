@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="by default the embedded voice")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--kv-dtype", default="auto", help="type of the KV cache: auto, int8 or fp8")
+    parser.add_argument("--kv-dtype", default="auto", help="type of the KV cache: auto, model, int8 or fp8")
     parser.add_argument("--weight-dtype", default="auto", help="type of the generator's matrices: auto, int8 or fp8")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--sentences", type=int, default=len(TEST))

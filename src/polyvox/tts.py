@@ -31,7 +31,7 @@ from polyvox.kernels.quantized_rows import supports
 from polyvox.long_form import LongFormReader, ResumeStore, split_text
 from polyvox.models.info import ModelIdentity
 from polyvox.models.protocol import SpeechModel
-from polyvox.models.registry import LoadOptions, load_model
+from polyvox.models.registry import LoadOptions, default_kv_dtype, load_model
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
 from polyvox.progress import showing_progress
 from polyvox.text import TextRules
@@ -59,8 +59,9 @@ def load(
 
     device: auto, cpu, cuda or cuda:N. dtype: auto (bfloat16 on CUDA, float32 elsewhere), bfloat16, float32 or float64.
     progress: show a progress bar on stderr. config: of the engine. voices: the voice library, by default the user's.
-    vocoder_device: auto (the same device), cpu, cuda or cuda:N. kv_dtype: type of the KV cache, auto (dtype), int8 or
-    fp8; both need half the memory of bfloat16. weight_dtype: the same for the matrices of talker and code predictor.
+    vocoder_device: auto (the same device), cpu, cuda or cuda:N. kv_dtype: type of the KV cache, auto (int8 beside
+    bfloat16 on CUDA, else model), model (dtype), int8 or fp8; both need half the memory of bfloat16. weight_dtype: of
+    the matrices of talker and code predictor, auto (dtype), int8 or fp8.
     """
     # Before the checkpoint is downloaded.
     options = load_options(device, dtype, vocoder_device, kv_dtype, weight_dtype)
@@ -336,24 +337,32 @@ def load_options(
     """The arguments of `load` for the model registry; a vocoder_device of auto is the generator's device."""
     target, torch_dtype = placement(device, dtype)
     vocoder = target if vocoder_device == "auto" else _parse_device(vocoder_device, "vocoder_device")
-    kv_type, weight_type = (
-        parse_quantized_dtype(field, name, target)
-        for field, name in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype))
-    )
-    return LoadOptions(target, torch_dtype, vocoder, kv_type, weight_type)
+    kv_type = parse_kv_dtype(kv_dtype, target, torch_dtype)
+    return LoadOptions(target, torch_dtype, vocoder, kv_type, parse_weight_dtype(weight_dtype, target))
 
 
-def parse_quantized_dtype(field: str, name: str, device: torch.device) -> torch.dtype | None:
-    """The type of kv_dtype or weight_dtype; None for auto. Raises InvalidRequest if the device's kernels lack it."""
+def parse_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The type of the KV cache of a model of this type. Raises InvalidRequest if the device's kernels lack it."""
     if name == "auto":
-        return None
+        return default_kv_dtype(device, dtype)
+    return dtype if name == "model" else _parse_quantized_dtype("kv_dtype", name, device, "auto", "model")
+
+
+def parse_weight_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """The type of the generator's matrices; None for that of the model. Raises InvalidRequest as above."""
+    return None if name == "auto" else _parse_quantized_dtype("weight_dtype", name, device, "auto")
+
+
+def _parse_quantized_dtype(field: str, name: str, device: torch.device, *others: str) -> torch.dtype:
+    """others: further names that the field may have."""
+    allowed = [*others, *QUANTIZED_DTYPES]
     if name not in QUANTIZED_DTYPES:
-        raise InvalidRequest(field, name, ["auto", *QUANTIZED_DTYPES])
+        raise InvalidRequest(field, name, allowed)
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if not supports(QUANTIZED_DTYPES[name], 10 * major + minor):
-            requirement = f"must be auto or int8 on a GPU of compute capability {major}.{minor}"
-            raise InvalidRequest(field, name, requirement)
+            names = ", ".join(each for each in allowed if each != name)
+            raise InvalidRequest(field, name, f"must be one of {names} on a GPU of compute capability {major}.{minor}")
     return QUANTIZED_DTYPES[name]
 
 

@@ -15,7 +15,7 @@ from polyvox.engine.engine import LocalEngine
 from polyvox.engine.kv_cache import KVCache
 from polyvox.errors import InvalidRequest
 from polyvox.models.paged_kv import KVShape
-from polyvox.tts import QUANTIZED_DTYPES, load, parse_quantized_dtype
+from polyvox.tts import QUANTIZED_DTYPES, load, parse_kv_dtype
 
 kv_dtypes = pytest.mark.parametrize("kv_dtype", QUANTIZED_DTYPES.values())
 TEXTS = ("hello there", "one two three four", "good morning")
@@ -47,18 +47,37 @@ def test_a_position_has_the_bytes_that_are_planned_for_it(kv_dtype: torch.dtype)
 
 
 def test_a_model_is_loaded_with_the_kv_dtype(checkpoints: Path) -> None:
-    for name, kv_dtype in (("auto", torch.float32), *QUANTIZED_DTYPES.items()):
+    for name, kv_dtype in (("auto", torch.float32), ("model", torch.float32), *QUANTIZED_DTYPES.items()):
         with load(checkpoints / "custom_voice", device="cpu", kv_dtype=name) as tts:
             assert tts.model.generator.kv_dtype == kv_dtype
 
 
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+
+
 def test_a_gpu_without_float8_has_int8_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    gpu = torch.device("cuda")
-    assert parse_quantized_dtype("kv_dtype", "int8", gpu) == torch.int8
-    with pytest.raises(InvalidRequest, match=r"'kv_dtype': must be auto or int8 on a GPU of compute capability 8\.6"):
-        parse_quantized_dtype("kv_dtype", "fp8", gpu)
+    assert parse_kv_dtype("int8", GPU, torch.bfloat16) == torch.int8
+    rule = r"'kv_dtype': must be one of auto, model, int8 on a GPU of compute capability 8\.6"
+    with pytest.raises(InvalidRequest, match=rule):
+        parse_kv_dtype("fp8", GPU, torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert parse_quantized_dtype("kv_dtype", "fp8", gpu) == torch.float8_e4m3fn
+    assert parse_kv_dtype("fp8", GPU, torch.bfloat16) == torch.float8_e4m3fn
     with pytest.raises(InvalidRequest, match="kv_dtype"):
-        parse_quantized_dtype("kv_dtype", "fp4", gpu)
+        parse_kv_dtype("fp4", GPU, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "kv_dtype"),
+    [
+        (GPU, torch.bfloat16, torch.int8),
+        (GPU, torch.float32, torch.float32),
+        (CPU, torch.bfloat16, torch.bfloat16),
+        (CPU, torch.float32, torch.float32),
+    ],
+)
+def test_the_default_is_int8_beside_bfloat16_on_a_gpu(
+    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    assert parse_kv_dtype("auto", device, dtype) == kv_dtype
+    assert parse_kv_dtype("model", device, dtype) == dtype

@@ -22,7 +22,7 @@ from polyvox.models.layers.linear import Linear, QuantizableWeights
 from polyvox.models.registry import random_model
 from polyvox.server.engine_builder import load_model
 from polyvox.server.settings import Settings
-from polyvox.tts import QUANTIZED_DTYPES, load, parse_quantized_dtype
+from polyvox.tts import QUANTIZED_DTYPES, load, parse_weight_dtype
 
 weight_dtypes = pytest.mark.parametrize("name", QUANTIZED_DTYPES)
 TEXTS = ("hello there", "one two three four", "good morning")
@@ -113,7 +113,7 @@ def test_a_server_loads_the_model_with_its_weight_dtype(checkpoints: Path) -> No
 
 def test_other_types_of_weights_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    with pytest.raises(InvalidRequest, match=r"'weight_dtype': must be auto or int8 on a GPU of compute capability"):
-        parse_quantized_dtype("weight_dtype", "fp8", torch.device("cuda"))
+    with pytest.raises(InvalidRequest, match="'weight_dtype': must be one of auto, int8 on a GPU"):
+        parse_weight_dtype("fp8", torch.device("cuda"))
     with pytest.raises(InvalidRequest, match="'weight_dtype'"):
         load(device="cpu", weight_dtype="int4")

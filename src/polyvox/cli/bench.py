@@ -218,7 +218,7 @@ def engine(
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
-    kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache: auto, int8 or fp8.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache: auto, model, int8 or fp8.")] = "auto",
     weight_dtype: Annotated[str, typer.Option(help="Type of the generator's matrices: auto, int8 or fp8.")] = "auto",
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
     context: Annotated[str, typer.Option(help="Context lengths in the KV cache, comma-separated.")] = "64",

@@ -123,6 +123,14 @@ def load_model(path_or_id: str | Path, options: LoadOptions, name: str | Path | 
     return _with_types(model, options.kv_dtype, options.weight_dtype)
 
 
+def default_kv_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The type of the KV cache of a model of this type: int8 in bfloat16 on a GPU.
+
+    It needs half the memory and is faster with many streams; speech is as intelligible (docs/performance.md).
+    """
+    return torch.int8 if device.type == "cuda" and dtype == torch.bfloat16 else dtype
+
+
 def random_model(
     size: str,
     device: torch.device,

@@ -25,10 +25,11 @@ class EngineSettings(SettingsSection):
     vocoder_device: str = Field(
         default="auto", description="Device of the vocoder: auto (the model's device), cpu, cuda or cuda:N."
     )
-    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
+    kv_dtype: Literal["auto", "model", "int8", "fp8"] = Field(
         default="auto",
-        description="Type of the KV cache: auto (that of the model), int8 or fp8, which need half the memory of "
-        "bfloat16. int8 is more exact; on a GPU, fp8 requires compute capability 8.9.",
+        description="Type of the KV cache: auto (int8 beside bfloat16 on a GPU, else model), model (the model's), int8 "
+        "or fp8, which need half the memory of bfloat16. int8 is more exact; on a GPU, fp8 requires compute capability "
+        "8.9.",
     )
     weight_dtype: Literal["auto", "int8", "fp8"] = Field(
         default="auto",
