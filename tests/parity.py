@@ -16,13 +16,14 @@ from polyvox.engine.config import PAGE
 from polyvox.engine.kv_cache import KVCache
 from polyvox.kernels.flags import FRAME_ENDED
 from polyvox.kernels.noise import keyed_noise
-from polyvox.models.layers.code_predictor import Draw
 from polyvox.models.layers.sampling import Noise
+from polyvox.models.layers.talker import BaseTalker
 from polyvox.models.layers.talker_config import CONTROL_IDS
+from polyvox.models.layers.transformer import Transformer
 from polyvox.models.protocol import PrefillMetadata, PreparedRequest, PromptRows
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt
 from polyvox.models.request import Layout, Sampling
-from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGenerator, TalkerGeneratorState
+from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGenerator
 from polyvox.models.talker_prompt import Prompt
 from reference.cases import EMBEDDED, FRAMES, Case, Utterance
 
@@ -122,18 +123,18 @@ def run(tts: LoadedTTS, case: Case, inputs: Golden, change: Callable[[Prompt], P
 
     first: list[torch.Tensor] = []
     rest: list[torch.Tensor] = []
-    draws = TalkerGeneratorState._draws
 
-    def recording_draws(*how: Any) -> Draw:
-        draw = draws(*how)
-
-        def recorded(book: int, logits: torch.Tensor) -> torch.Tensor:
-            (rest if book else first).append(logits)
-            return draw(book, logits)
+    def recording(to: list[torch.Tensor], logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def recorded(*inputs: Any) -> torch.Tensor:
+            to.append(logits(*inputs))
+            return to[-1]
 
         return recorded
 
-    with mock.patch.object(TalkerGeneratorState, "_draws", recording_draws):
+    with (
+        mock.patch.object(BaseTalker, "logits", recording(first, BaseTalker.logits)),
+        mock.patch.object(Transformer, "logits", recording(rest, Transformer.logits)),
+    ):
         frames, ended = [], []
         trailing = [prompt.trailing for prompt in prompts]
         batch = Batch(generator, rows, trailing, [sampling_of(tts, case)] * count)

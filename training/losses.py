@@ -72,8 +72,9 @@ def residual_loss(model: Talker, hidden: Tensor, batch: Batch, count: int | None
 
 def predict_codes(model: Talker, hidden: Tensor, first: Tensor) -> Tensor:
     """The most likely codes 1 and up [N,NUM_CODEBOOKS - 1] after hidden states [N,hidden] and codes 0 [N]."""
+    predictor: CodePredictor = model.code_predictor
     embedded = model.model.codec_embedding(first).to(hidden.dtype)
-    return model.code_predictor(hidden, embedded, lambda _, scores: scores.argmax(-1))
+    return torch.stack(predictor(predictor.inputs(hidden, embedded), lambda _, scores: scores.argmax(-1)), dim=1)
 
 
 def _looked_up(ids: Tensor, tables: Tensor) -> Tensor:

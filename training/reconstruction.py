@@ -85,8 +85,9 @@ class TeacherForcedTalker:
         def draw(book: int, scores: Tensor) -> Tensor:  # book 0 is that of code 1
             return scores.argmax(-1) if book else codes[:, 1]
 
-        last = talker.code_predictor(hidden, talker.model.codec_embedding(codes[:, 0]), draw)
-        return {"code 2 by talker": torch.cat([codes[:, :1], last], 1), "all by talker": own}
+        inputs = talker.code_predictor.inputs(hidden, talker.model.codec_embedding(codes[:, 0]))
+        last = talker.code_predictor(inputs, draw)
+        return {"code 2 by talker": torch.stack([codes[:, 0], *last], 1), "all by talker": own}
 
 
 @torch.no_grad()

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
 from polyvox.kernels import code_draw
-from polyvox.kernels.code_draw import CODES, THREADS
+from polyvox.kernels.code_draw import CODES, SIZE, THREADS
 from polyvox.kernels.gpu import GPUS
+from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed_reference
 
 PROGRAM = """
@@ -24,6 +25,11 @@ static void call_code_draw(void **p, int *n) {
   code_draw((bits16 *)p[0], (L *)p[1], (float *)p[2], (L *)p[3], (L *)p[4], (L *)p[5], (L *)p[6], n[0], n[1], n[2]);
 }
 LAUNCH(code_draw)
+static void call_code_draw_embed(void **p, int *n) {
+  code_draw_embed((bits16 *)p[0], (L *)p[1], (float *)p[2], (L *)p[3], (L *)p[4], (L *)p[5], (L *)p[6], (bits16 *)p[7],
+                  (bits16 *)p[8], (bits16 *)p[9], (bits16 *)p[10], (float *)p[11], n[0], n[1], n[2]);
+}
+LAUNCH(code_draw_embed)
 static void call_first_code_draw(void **p, int *n) {
   first_code_draw((bits16 *)p[0], (L *)p[1], (float *)p[2], (L *)p[3], (L *)p[4], (L *)p[5], (unsigned char *)p[6],
                   (L *)p[7], (L *)p[8], (L *)p[9], n[0], n[1], n[2], n[3], n[4], __uint_as_float(n[5]));
@@ -137,6 +143,22 @@ def test_codes_equal_those_of_the_reference(scale: float) -> None:
     inputs = draws(rows, seed=int(10 * scale))
     for book in (1, 15):
         assert torch.equal(drawn(logits, book, inputs), draw_keyed_reference(logits, book, inputs))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_on_cpu")
+def test_the_embeddings_are_those_of_the_codes() -> None:
+    rows, generator = 2 * len(PARAMS), torch.Generator().manual_seed(5)
+    logits, table = (3 * torch.randn(2, CODES, CODES, generator=generator)).bfloat16()
+    table, norm = table[:, :SIZE].contiguous(), Norm(torch.randn(SIZE, generator=generator).bfloat16(), 1e-6)
+    inputs, codes = draws(rows, seed=6), torch.full((rows, 3), -1)
+    found = code_draw.launch_embedded(logits[:rows], 3, inputs, codes[:, 1], table, norm)
+    assert torch.equal(codes[:, 1], draw_keyed_reference(logits[:rows], 3, inputs))
+    assert (codes[:, ::2] == -1).all()
+    expected = pre_norm_reference(table[codes[:, 1:2]], norm)
+    assert torch.equal(found.rows, expected.rows)
+    assert torch.equal(found.gained, expected.gained)
+    torch.testing.assert_close(found.squares.sum(-1, keepdim=True), expected.squares)
 
 
 @needs_compiler
@@ -330,5 +352,5 @@ def test_no_first_code_reads_or_writes_outside_of_the_tensors(end: int, at_end: 
 @pytest.mark.parametrize("architecture", GPUS)
 def test_the_kernels_compile_without_spills(architecture: int, tmp_path: Path) -> None:
     registers = registers_of(Path(code_draw.__file__).with_suffix(".cu"), architecture, tmp_path)
-    assert len(registers) == 2
+    assert len(registers) == 3
     assert max(registers) <= MAX_REGISTERS

@@ -44,6 +44,7 @@ REFERENCES = {
         "attention.paged_attention_reference",
         "test_prefill_attention_kernel.py",
     ),
+    "pre_norm.pair_pre_norm_kernel": ("pair_pre_norm", "pre_norm_reference", "test_small_batch_linear_kernel.py"),
     "pre_norm.pre_norm_kernel": ("pre_norm", "pre_norm_reference", "test_small_batch_linear_kernel.py"),
     "quantized_matrix.dequantize_kernel": (
         "dequantize_matrix",
@@ -69,6 +70,7 @@ REFERENCES = {
 }
 # part of a kernel: the kernel that calls it
 PARTS = {
+    "pre_norm.store_gained": "pre_norm.pre_norm_kernel",
     "conv.store_tile": "conv.conv_kernel",
     "conv.saturating_cast": "conv.conv_kernel",
     "decode_attention.load_kv_block": "decode_attention.decode_kernel",

@@ -52,8 +52,8 @@ def test_the_calls_of_an_engine_are_listed_without_running_them(loaded: Loaded) 
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
     assert names == {
         "attention_kernel", "decode_kernel", "draw_kernel", "finish_kernel", "inputs_kernel",
-        "combine_splits_kernel", "large_batch_kernel", "norm_kernel", "pre_norm_kernel", "prefill_kernel",
-        "rotary_kernel", "silu_mul_kernel", "vector_kernel",
+        "combine_splits_kernel", "large_batch_kernel", "norm_kernel", "pair_pre_norm_kernel", "pre_norm_kernel",
+        "prefill_kernel", "rotary_kernel", "silu_mul_kernel", "vector_kernel",
     }  # fmt: skip
 
 

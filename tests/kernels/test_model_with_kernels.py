@@ -65,7 +65,8 @@ def compare_predictor_logits(tts: LoadedTTS, streams: int) -> None:
     talker.precompute()
     predictor, width = talker.code_predictor, talker.codec_head.weight.shape[1]
     generator = torch.Generator().manual_seed(2)
-    hidden, first = torch.randn(2, streams, width, generator=generator).half()
+    hidden = torch.randn(streams, width, generator=generator).half()
+    first = torch.randint(0, predictor.config.vocab_size, (streams,), generator=generator)
     codes = torch.randint(0, predictor.config.vocab_size, (streams, predictor.num_codebooks), generator=generator)
 
     def logits() -> torch.Tensor:
@@ -75,7 +76,7 @@ def compare_predictor_logits(tts: LoadedTTS, streams: int) -> None:
             seen.append(scores)
             return codes[:, book]
 
-        predictor(hidden, first, draw)
+        predictor(talker.predictor_inputs(hidden, first), draw)
         return torch.stack(seen)
 
     by_kernels = logits()

@@ -72,6 +72,17 @@ def test_every_product_of_a_frame_step_has_a_kernel_or_is_the_librarys(
     assert (made["draw_kernel"], made["code_draw.cu"]) == (0, PASSES + 1)
 
 
+@pytest.mark.parametrize(("streams", "normed"), [(1, 0), (8, 0), (64, 1), (512, 1)])
+def test_few_launches_are_between_the_products(
+    streams: int, normed: int, runners: tuple[GeneratorRunner, VocoderRunner]
+) -> None:
+    """The samplers look up what the next pass reads; with few streams no launch computes a norm alone."""
+    made = launches(frames(runners)[streams].run)
+    assert (made["pre_norm_kernel"], made["pair_pre_norm_kernel"]) == (1, 1)
+    assert (made["inputs_kernel"], made["finish_kernel"]) == (1, 1)
+    assert bool(made["norm_kernel"]) == bool(normed)
+
+
 def test_frame_calls_know_their_rows(runners: tuple[GeneratorRunner, VocoderRunner]) -> None:
     """graph_memory.py depends on them."""
     assert all(call.rows == size for size, call in frames(runners).items())
@@ -82,7 +93,8 @@ def test_one_stream_copies_the_predictors_matrices_ahead(runners: tuple[Generato
     # The first pass of the predictor has two rows. In the others, attention and its projection are one launch.
     layers = (PASSES - 1) * PREDICTOR_LAYERS
     assert made["attention_output.cu"] == layers
-    assert made["prefetch_vector.cu"] == TALKER_LAYERS + 1 + 3 * layers + PASSES
+    # o of the talker, its head and the projection of its hidden state; q, k and v, gate and up, down, and heads.
+    assert made["prefetch_vector.cu"] == TALKER_LAYERS + 2 + 3 * layers + PASSES
     assert made["prefetch_linear.cu"] == 4 * PREDICTOR_LAYERS
     assert made["prefetch_attention.cu"] == TALKER_LAYERS
     assert made["vector_kernel"] == 3 * TALKER_LAYERS
@@ -92,7 +104,7 @@ def test_eight_streams_copy_all_matrices_but_the_talkers_gates_ahead(
     runners: tuple[GeneratorRunner, VocoderRunner],
 ) -> None:
     made = launches(frames(runners)[8].run)
-    talker, predictor = 3 * TALKER_LAYERS + 1, PASSES * (4 * PREDICTOR_LAYERS + 1)
+    talker, predictor = 3 * TALKER_LAYERS + 2, PASSES * (4 * PREDICTOR_LAYERS + 1)
     assert made["prefetch_linear.cu"] == talker + predictor
     assert made["matrix_kernel"] == TALKER_LAYERS
     assert made["add_splits_kernel"] == 0
@@ -143,4 +155,5 @@ def test_more_streams_copy_the_matrices_ahead(
 ) -> None:
     """All of the talker's, and those of the predictor's passes of 17 to 64 rows; the first has two rows per stream."""
     made = launches(frames(runners)[streams].run)
-    assert made["mid_batch_linear.cu"] == 4 * TALKER_LAYERS + passes * 4 * PREDICTOR_LAYERS + heads
+    hidden = streams > 16  # the projection of the talker's hidden states
+    assert made["mid_batch_linear.cu"] == 4 * TALKER_LAYERS + hidden + passes * 4 * PREDICTOR_LAYERS + heads

@@ -12,7 +12,8 @@ from polyvox.kernels import code_draw
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.launches import META
-from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_keyed, draw_keyed_reference
+from polyvox.kernels.pre_norm import Norm, pre_norm_reference
+from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw_embedded, draw_keyed, draw_keyed_reference
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted")]
 
@@ -137,6 +138,18 @@ def test_codes_are_written_to_a_column_of_the_codes_of_frames() -> None:
         assert (frames[:, [0, 1, 3]] == -1).all()
 
 
+def test_embeddings_of_the_codes_are_looked_up() -> None:
+    logits, draws, codes = 3 * normal(8, 100), draws_of(MIX), torch.full((8, 4), -1)
+    table, norm = normal(100, 24, seed=1), Norm(normal(24, seed=2), 1e-6)
+    drawn, rows = draw_embedded(logits, 2, draws, table, norm, codes[:, 2])
+    assert torch.equal(drawn, draw_keyed(logits, 2, draws))
+    assert torch.equal(codes[:, 2], drawn)
+    expected = pre_norm_reference(table[drawn][:, None], norm)
+    assert torch.equal(rows.rows, expected.rows)
+    assert torch.equal(rows.gained, expected.gained)
+    torch.testing.assert_close(rows.squares, expected.squares)
+
+
 def test_the_kernels_in_cuda_support_the_logits_of_both_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaSource, "available", lambda _: True)
     first = replace(rules(3072), first_control_id=2048, end=2150)
@@ -157,6 +170,13 @@ def test_the_kernels_in_cuda_support_the_logits_of_both_models(monkeypatch: pyte
     assert not supported(3072, replace(first, end=2047))
     assert not supported(3072, replace(first, first_control_id=2049))
     assert not supported(3072, replace(first, seen=torch.zeros(2, 3076, dtype=torch.bool)))
+
+    table, gain = torch.empty(2048, 1024, dtype=torch.bfloat16), torch.empty(1024, dtype=torch.bfloat16)
+    assert code_draw.supports_embedding(table, Norm(gain, 1e-6))
+    assert not code_draw.supports_embedding(table.float(), Norm(gain, 1e-6))
+    assert not code_draw.supports_embedding(table, Norm(gain.float(), 1e-6))
+    assert not code_draw.supports_embedding(table[:, :512], Norm(gain[:512], 1e-6))
+    assert not code_draw.supports_embedding(torch.empty(2048, 2048, dtype=torch.bfloat16)[:, ::2], Norm(gain, 1e-6))
 
 
 def test_only_the_end_of_the_control_ids_is_sampled_and_not_too_early() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.norm import rms_norm_reference
-from polyvox.kernels.pre_norm import Norm, PreNorm, embed_pre_norm, pre_norm, pre_norm_reference
+from polyvox.kernels.pre_norm import Norm, PreNorm, embed_pre_norm, pair_pre_norm, pre_norm, pre_norm_reference
 from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, quantize_matrix
 from polyvox.kernels.quantized_rows import LARGEST
 from polyvox.kernels.small_batch_linear import (
@@ -107,13 +107,29 @@ def assert_equals_reference(x: Tensor, weight: Matrix, norm: Norm) -> None:
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_pair_is_a_row_and_a_row_of_a_table(biased: bool, dtype: torch.dtype) -> None:
+    table, _, norm = case(5, 320, 24, dtype)
+    rows, bias = table[1:4].flip(1)[:, :320], table[4] if biased else None
+    ids = torch.tensor([[4, 9], [0, 9], [2, 9]])[:, 0]  # a column of a frame's codes
+    found = pair_pre_norm(rows, bias, table, ids, norm)
+    expected = pre_norm_reference(torch.stack([rows if bias is None else rows + bias, table[ids]], dim=1), norm)
+    assert found.rows.shape == (3, 2, 320)
+    assert torch.equal(found.rows, expected.rows)
+    assert torch.equal(found.gained, expected.gained)
+    torch.testing.assert_close(found.squares, expected.squares)
+    with kernels.disabled():
+        assert torch.equal(pair_pre_norm(rows, bias, table, ids, norm).rows, expected.rows)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
 def test_a_divided_norm_equals_the_whole_norm(dtype: torch.dtype) -> None:
     x, weight, norm = case(3, 320, 24, dtype)
     found, expected = pre_norm(x, norm), pre_norm_reference(x, norm)
     assert torch.equal(found.gained, expected.gained)
     torch.testing.assert_close(found.squares, expected.squares)
     ids = torch.tensor([[2], [0]])
-    for looked_up, row in zip(embed_pre_norm(ids, x, norm)[:3], found[:3], strict=True):
+    for looked_up, row in zip(embed_pre_norm(ids, x, norm, starts_early=True)[:3], found[:3], strict=True):
         assert torch.equal(looked_up, row[ids])
     whole = project_reference(rms_norm_reference(x, norm.gain, norm.eps), weight)
     torch.testing.assert_close(project(found, weight), whole, atol=2 * CLOSE[dtype], rtol=2 * CLOSE[dtype])

@@ -131,8 +131,8 @@ def test_precomputed_rows_give_the_codes_of_the_projection() -> None:
             logits[number].append(scores)
             return scores.argmax(-1)
 
-        predictor(hidden, first, draw)
-        predictor.precompute()
+        predictor(predictor.inputs(hidden, first), draw)
+        predictor.precompute(torch.randn(5, 24))
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
 
 

@@ -4,7 +4,8 @@
 //
 // A thread has the logits of 8 codes; with the rules of code 0 the last thread also has that of the end of speech, the
 // only other id that may be sampled. A reduction over a program needs one barrier: every thread adds up what the warps
-// stored. Those of integers over a warp are one instruction each.
+// stored. Those of integers over a warp are one instruction each. All threads know the code in the end, so they can look
+// up its embedding.
 
 #include "warps.cuh"
 #include "overlap.cuh"
@@ -226,6 +227,30 @@ __device__ __forceinline__ unsigned rank_of_mass(
   return found;
 }
 
+// The embedding of the code, as the input of the next pass before its norm (pre_norm.py): [rows, SIZE] and squares
+// [rows, WARPS].
+constexpr int COLUMNS = 4, SIZE = THREADS * COLUMNS;  // of a thread, and of a row
+struct Embedding {
+  const bits16 *table, *gain;
+  bits16 *rows, *gained;
+  float *squares;
+
+  __device__ __forceinline__ void look_up(unsigned code, uint2 gains, int row, int warp, int lane) const {
+    const int column = threadIdx.x * COLUMNS;
+    const uint2 found = load_8_bytes(table + (long long)code * SIZE + column);
+    const float value[COLUMNS] = {low(found.x), high(found.x), low(found.y), high(found.y)};
+    const float gain[COLUMNS] = {low(gains.x), high(gains.x), low(gains.y), high(gains.y)};
+    const long long at = (long long)row * SIZE + column;
+    *(uint2 *)(rows + at) = found;
+    *(uint2 *)(gained + at) =
+        make_uint2(pack(gain[0] * value[0], gain[1] * value[1]), pack(gain[2] * value[2], gain[3] * value[3]));
+    float square = value[0] * value[0] + value[1] * value[1] + (value[2] * value[2] + value[3] * value[3]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) square += shuffle_xor(square, offset);
+    if (lane == 0) squares[row * WARPS + warp] = square;
+  }
+};
+
 // The rules of code 0 (FirstCodeRules in sampler.py): the ids from CODES on are not codes; `end` is one of them.
 struct Rules {
   const unsigned char *seen;
@@ -248,11 +273,11 @@ __device__ __forceinline__ void apply_rules(
   }
 }
 
-template <bool RULES>
+template <bool RULES, bool EMBED>
 __device__ __forceinline__ void draw(
     const bits16 *logits, const long long *slots, const float *settings, const long long *key,
     const long long *segment, const long long *frame, long long *codes, int logits_row, int codes_row, int book,
-    const Rules &rules) {
+    const Rules &rules, const Embedding &embedding) {
   constexpr int OWN = TOKENS + RULES, RANK_BITS = RULES ? 2 * HALF_BITS : HALF_BITS;
   SHARED Exchange shared;
   const int row = blockIdx.x, thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = thread * TOKENS;
@@ -295,6 +320,8 @@ __device__ __forceinline__ void draw(
     plain_divisors = is_plain(temperature_of_row) && is_plain(factor);
     magnitudes.add(raised);
   }
+  uint2 gains;
+  if constexpr (EMBED) gains = *(const uint2 *)(embedding.gain + thread * COLUMNS);
   wait_for_previous();
   start_next();
 
@@ -377,18 +404,27 @@ __device__ __forceinline__ void draw(
   token = warp_min(best == best_of_warp ? token : ~0u);
   if (lane == 0) shared.best[warp] = best_of_warp, shared.token[warp] = token;
   sync_program();
-  if (thread > 0) return;
-  best = best_of_warp;
+  if (!EMBED && thread > 0) return;
+  best = shared.best[0], token = shared.token[0];
 #pragma unroll
   for (int i = 1; i < WARPS; i++)
     if (shared.best[i] > best) best = shared.best[i], token = shared.token[i];
-  codes[(long long)row * codes_row] = token;
+  if (thread == 0) codes[(long long)row * codes_row] = token;
+  if constexpr (EMBED) embedding.look_up(token, gains, row, warp, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) code_draw(
     const bits16 *logits, const long long *slots, const float *settings, const long long *key,
     const long long *segment, const long long *frame, long long *codes, int logits_row, int codes_row, int book) {
-  draw<false>(logits, slots, settings, key, segment, frame, codes, logits_row, codes_row, book, Rules{});
+  draw<false, false>(logits, slots, settings, key, segment, frame, codes, logits_row, codes_row, book, {}, {});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) code_draw_embed(
+    const bits16 *logits, const long long *slots, const float *settings, const long long *key,
+    const long long *segment, const long long *frame, long long *codes, const bits16 *table, const bits16 *gain,
+    bits16 *rows, bits16 *gained, float *squares, int logits_row, int codes_row, int book) {
+  const Embedding embedding = {table, gain, rows, gained, squares};
+  draw<false, true>(logits, slots, settings, key, segment, frame, codes, logits_row, codes_row, book, {}, embedding);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) first_code_draw(
@@ -397,5 +433,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) first_code_draw(
     const long long *soft_limit, long long *codes, int logits_row, int codes_row, int book, int seen_row, int end,
     float pressure) {
   const Rules rules = {seen, min_frames, soft_limit, seen_row, end, pressure};
-  draw<true>(logits, slots, settings, key, segment, frame, codes, logits_row, codes_row, book, rules);
+  draw<true, false>(logits, slots, settings, key, segment, frame, codes, logits_row, codes_row, book, rules, {});
 }

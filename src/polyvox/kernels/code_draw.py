@@ -2,10 +2,11 @@
 """Sampling one code per row in CUDA C++: 2,048 logits of the predictor, or those of code 0 with its rules.
 
     the inputs of sampler.py -> codes [B] int64 of any stride
+    and table [V,1024] of the predictor · gain [1024] -> also table[codes] before a norm, as in pre_norm.py
 
 A frame has 15 launches for the predictor and one for code 0, each between two passes that depend on each other.
 Triton's reductions over a program have two or three barriers and a dozen shuffles; here they have one barrier, and
-those of integers one instruction per warp.
+those of integers one instruction per warp. The next pass reads the code's embedding, which the same launch looks up.
 
 With rules, the ids from 2,048 on are control ids, of which only the end of speech may be sampled: the logits of the
 others are not read. Scores are ranked by their 32 bits: the upper 16 by bisection, as without rules (8 barriers). That
@@ -20,13 +21,14 @@ unusual. Sums for top-p: without rules in the order of sampler.py's kernel; with
 and by warps, and the end of speech after the last code, so a score whose cumulative mass is within 1e-6 of top_p may be
 kept here and dropped there. A row of NaN logits samples the last code.
 Bytes: the logits once (and seen, for code 0, before the previous launch has ended); noise is generated in registers,
-before the previous launch has ended.
+before the previous launch has ended; a row of the table is read once and stored twice.
 Grid: one program of 8 warps per row. With rules a thread has 60 registers, without 48 (sm_90).
 Predicted for code 0 of one row on an H200: 4 to 6 µs, where the Triton kernel takes 16.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -37,11 +39,13 @@ from polyvox import kernels
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import GPUS, gpu_of
 from polyvox.kernels.launch_overlap import overlap
+from polyvox.kernels.pre_norm import Norm, PreNorm
 
 if TYPE_CHECKING:
     from polyvox.kernels.sampler import DrawInputs, FirstCodeRules
 
-CODES, THREADS = 2048, 256
+CODES, THREADS, WARPS = 2048, 256, 8
+SIZE = 1024  # of an embedding
 ALIGNMENT = 16  # bytes of a load of logits
 SEEN_ALIGNMENT = 8  # bytes of a load of `seen`
 
@@ -73,17 +77,49 @@ def supports_architecture(architecture: int) -> bool:
     return architecture in GPUS and source(architecture).available()
 
 
+def supports_embedding(table: Tensor, norm: Norm) -> bool:
+    """Whether the kernel looks up rows of this table before this norm."""
+    return (
+        table.dtype == norm.gain.dtype == torch.bfloat16
+        and table.shape[1] == SIZE
+        and table.is_contiguous()
+        and norm.gain.is_contiguous()
+    )
+
+
+def launch_embedded(logits: Tensor, book: int, draws: DrawInputs, codes: Tensor, table: Tensor, norm: Norm) -> PreNorm:
+    """sampler.draw_embedded, for logits and a table that are supported; writes codes [B]."""
+    rows, gained = (table.new_empty(len(logits), 1, SIZE) for _ in range(2))
+    squares = torch.empty(len(logits), 1, WARPS, dtype=torch.float32, device=logits.device)
+    _launch("code_draw_embed", logits, book, draws, codes, [table, norm.gain, rows, gained, squares])
+    return PreNorm(rows, gained, squares, norm)
+
+
 def launch(logits: Tensor, book: int, draws: DrawInputs, codes: Tensor, first: FirstCodeRules | None = None) -> None:
     """sampler.draw_keyed, for logits and rules that `supports` accepts; writes codes [B]."""
-    name, rules, settings = "code_draw", [], []
-    if first is not None:
-        assert first.seen.dtype == torch.bool, first.seen.dtype
-        assert first.seen.stride(1) == first.min_frames.stride(0) == first.soft_limit.stride(0) == 1
-        name, rules = "first_code_draw", [first.seen, first.min_frames, first.soft_limit]
-        settings = [first.seen.stride(0), first.end, float(first.pressure)]
+    if first is None:
+        return _launch("code_draw", logits, book, draws, codes)
+    assert first.seen.dtype == torch.bool, first.seen.dtype
+    assert first.seen.stride(1) == first.min_frames.stride(0) == first.soft_limit.stride(0) == 1
+    settings = [first.seen.stride(0), first.end, float(first.pressure)]
+    return _launch(
+        "first_code_draw", logits, book, draws, codes, [], [first.seen, first.min_frames, first.soft_limit], settings
+    )
+
+
+def _launch(
+    name: str,
+    logits: Tensor,
+    book: int,
+    draws: DrawInputs,
+    codes: Tensor,
+    embedding: Sequence[Tensor] = (),
+    rules: Sequence[Tensor] = (),
+    settings: Sequence[int | float] = (),
+) -> None:
     source(gpu_of(logits.device).architecture).launch(
         name, len(logits), THREADS, 0,
-        [logits, draws.slots, draws.params, draws.key, draws.segment, draws.frame, *rules, codes,
+        [logits, draws.slots, draws.params, draws.key, draws.segment, draws.frame, *rules, codes, *embedding,
          logits.stride(0), codes.stride(0), book, *settings],
         overlaps=overlap(logits)["OVERLAP"],
     )  # fmt: skip

@@ -337,5 +337,6 @@ template <int KIND, int HEIGHT, int CHUNKS, int WEIGHT_STAGES, int X_STAGES> str
   }
 // mid_batch_linear.py lists the same. Of the predictor: q, k and v, o, gate and up, down, head.
 PRODUCT(0, 64, 8, 8, 8) PRODUCT(2, 32, 8, 8, 8) PRODUCT(1, 96, 8, 8, 4) PRODUCT(2, 32, 12, 12, 6) PRODUCT(0, 32, 8, 8, 8)
-// Of the talker: q, k and v, o, gate and up, down.
+// Of the talker: q, k and v, o, gate and up, down, and its hidden states to the predictor's width.
 PRODUCT(0, 64, 16, 8, 4) PRODUCT(2, 64, 8, 8, 4) PRODUCT(1, 192, 16, 4, 4) PRODUCT(2, 64, 24, 8, 4)
+PRODUCT(0, 32, 16, 16, 4)

@@ -64,6 +64,7 @@ DIVISIONS = {
     (ADD, 2048, 2048): ClusterDivision(64, 8, 8, 4, min_rows=9),  # o
     (GATED, 12288, 2048): ClusterDivision(192, 16, 4, 4, min_rows=9),  # gate and up
     (ADD, 2048, 6144): ClusterDivision(64, 24, 8, 4, min_rows=9),  # down
+    (PLAIN, 1024, 2048): ClusterDivision(32, 16, 16, 4),  # its hidden states to the predictor's width
 }
 
 

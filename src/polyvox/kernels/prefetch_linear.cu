@@ -351,10 +351,11 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS, int ROW_
     else                                                                                                               \
       program.run_normed();                                                                                            \
   }
-// prefetch_linear.py lists the same. Of the predictor: q, k and v, o, gate and up, down, head.
+// prefetch_linear.py lists the same. Of the predictor: q, k and v, o, gate and up, down, head, and the talker's hidden
+// states to its width.
 #define PREDICTOR(ROW_TILES)                                                                                           \
   PRODUCT(0, 4, 1, 2, 8, ROW_TILES) PRODUCT(2, 1, 1, 8, 4, ROW_TILES) PRODUCT(1, 2, 3, 4, 4, ROW_TILES)                \
-  PRODUCT(2, 1, 1, 8, 6, ROW_TILES) PRODUCT(0, 2, 1, 4, 4, ROW_TILES)
+  PRODUCT(2, 1, 1, 8, 6, ROW_TILES) PRODUCT(0, 2, 1, 4, 4, ROW_TILES) PRODUCT(0, 1, 1, 8, 4, ROW_TILES)
 PREDICTOR(1) PREDICTOR(2)
 // Of the talker: q, k and v, o, down, head.
 PRODUCT(0, 4, 1, 2, 16, 1) PRODUCT(2, 1, 2, 8, 4, 1) PRODUCT(2, 1, 2, 8, 12, 1) PRODUCT(0, 1, 3, 8, 4, 1)

@@ -75,6 +75,7 @@ DIVISIONS = {
     (ADD, 2048, 2048): Division(1, 2, 8, 4, max_rows=8),  # o
     (ADD, 2048, 6144): Division(1, 2, 8, 12, max_rows=8),  # down
     (PLAIN, 3072, 2048): Division(1, 3, 8, 4, max_rows=8),  # head
+    (PLAIN, 1024, 2048): Division(1, 1, 8, 4),  # its hidden states to the predictor's width
 }
 
 

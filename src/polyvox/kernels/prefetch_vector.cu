@@ -57,6 +57,7 @@ template <class Program> struct NormedRow {
     Program program(given, memory);                                                                                    \
     program.run(NormedRow<Program>{program, x, KIND == ADD ? nullptr : gain}, gain);                                   \
   }
-// prefetch_vector.py lists the same. Of the predictor: q, k and v, o, gate and up, down, head; of the talker: o, head.
+// prefetch_vector.py lists the same. Of the predictor: q, k and v, o, gate and up, down, head; of the talker: o, head,
+// and its hidden states to the predictor's width.
 PRODUCT(0, 32, 1024) PRODUCT(2, 8, 2048) PRODUCT(1, 48, 1024) PRODUCT(2, 8, 3072) PRODUCT(0, 16, 1024)
-PRODUCT(2, 16, 2048) PRODUCT(0, 24, 2048)
+PRODUCT(2, 16, 2048) PRODUCT(0, 24, 2048) PRODUCT(0, 8, 2048)

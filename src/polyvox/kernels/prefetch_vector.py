@@ -43,6 +43,7 @@ SHAPES = (
     (PLAIN, 2048, 1024),  # head of the predictor
     (ADD, 2048, 2048),  # of the 1.7B talker: o
     (PLAIN, 3072, 2048),  # head
+    (PLAIN, 1024, 2048),  # its hidden states to the predictor's width
 )
 
 

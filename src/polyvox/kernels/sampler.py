@@ -34,6 +34,7 @@ from polyvox.kernels import code_draw
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.noise import keyed_noise
+from polyvox.kernels.pre_norm import Norm, PreNorm, embed_pre_norm
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -101,6 +102,16 @@ def draw_keyed(
         num_warps=max(1, min(8, block // LANES)),
     )  # fmt: skip
     return codes
+
+
+def draw_embedded(
+    logits: Tensor, book: int, draws: DrawInputs, table: Tensor, norm: Norm, out: Tensor
+) -> tuple[Tensor, PreNorm]:
+    """Sample codes into `out`, and look up rows table[codes] [B, 1, size] before a norm, which the next pass reads."""
+    if code_draw.supports(logits) and code_draw.supports_embedding(table, norm):
+        return out, code_draw.launch_embedded(logits, book, draws, out, table, norm)
+    codes = draw_keyed(logits, book, draws, out=out)
+    return codes, embed_pre_norm(codes[:, None], table, norm, starts_early=True)
 
 
 def draw_keyed_reference(logits: Tensor, book: int, draws: DrawInputs, first: FirstCodeRules | None = None) -> Tensor:

@@ -93,6 +93,16 @@ def is_small_batch(x: Tensor, weight: Matrix) -> bool:
     return kernels.active(x) and 0 < rows <= (VECTOR_ROWS if x.dtype == torch.float32 else max_rows)
 
 
+def supports_few_outputs(x: Tensor, weight: Matrix) -> bool:
+    """Whether `project` is faster than the library for rows x [..., K] and a matrix with few rows, such as 1,024.
+
+    Programs with tensor cores own 64 matrix rows each, so most multiprocessors would read nothing.
+    """
+    if not is_small_batch(x, weight):
+        return False
+    return x.numel() // x.shape[-1] <= VECTOR_ROWS or _prefetched(x, weight, PLAIN) is not None
+
+
 def project(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
     """Compute x @ weightᵀ, or norm(x) @ weightᵀ, gated or not."""
     given = x.gained if isinstance(x, PreNorm) else x

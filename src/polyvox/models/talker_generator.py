@@ -14,9 +14,17 @@ from polyvox import kernels
 from polyvox.kernels.frame_end import FrameRecord, finish_frame
 from polyvox.kernels.next_inputs import NextText, next_inputs
 from polyvox.kernels.noise import keyed_noise
-from polyvox.kernels.sampler import DrawInputs, FirstCodeRules, draw, draw_keyed, first_code_scores, is_greedy
+from polyvox.kernels.pre_norm import PreNorm
+from polyvox.kernels.sampler import (
+    DrawInputs,
+    FirstCodeRules,
+    draw,
+    draw_embedded,
+    draw_keyed,
+    first_code_scores,
+    is_greedy,
+)
 from polyvox.models import slot_values
-from polyvox.models.layers.code_predictor import Draw
 from polyvox.models.layers.sampling import Noise, predictor_parameters, seed_words, talker_parameters
 from polyvox.models.layers.talker import BaseTalker
 from polyvox.models.layers.talker_config import CONTROL_IDS, TalkerShape
@@ -256,13 +264,11 @@ class TalkerGeneratorState:
         """A slot whose flag is FRAME_ENDED got no frame; a further frame of it writes nothing that is read."""
         talker, position = self.generator.talker, self.position[slots]
         view = cache.view(slots, position, max_context, decode_only=True)
-        hidden = talker(self.input[slots][:, None], position[:, None], view)[:, 0]
-        draw_code = self._draws(slots, noise)
-        code = draw_code(0, talker.logits(hidden))
-        rest = talker.code_predictor(
-            hidden, talker.model.codec_embedding(code), lambda book, logits: draw_code(book + 1, logits)
-        )
-        codes = torch.cat([code[:, None], rest], dim=1)
+        hidden = talker.frame(slots, self.input, position, view)
+        if noise is keyed_noise and kernels.active(self.input):
+            codes = self._draw_by_kernels(hidden, slots)
+        else:
+            codes = self._draw(hidden, slots, noise)
         first, others = talker.model.codec_embedding.weight, talker.code_predictor.model.codec_embedding.weight
         text = NextText(
             self.generator.text_table.rows, self.generator.text_pad_id, self.text, self.text_end, self.given
@@ -279,30 +285,43 @@ class TalkerGeneratorState:
         for rows in self._tensors():
             rows[slot].fill_(torch.nan if rows.is_floating_point() else 1)
 
-    def _draws(self, slots: Tensor, noise: Noise) -> Draw:
-        """How the codes of one frame are sampled: draw(codebook from 0, logits)."""
-        talker, predictor = self.generator.config, self.generator.talker.code_predictor
-        controls = talker.vocab_size - CONTROL_IDS
-        rules = FirstCodeRules(self.seen, self.min_frames, self.expected_frames, END_PRESSURE, talker.eos_id, controls)
-        if noise is keyed_noise and kernels.active(self.input):
-            first_draws = DrawInputs(slots, self.talker_params, self.key, self.segment, self.frame_index)
-            rest_draws = replace(first_draws, params=self.predictor_params)
-            return lambda book, logits: (
-                draw_keyed(logits, book, rest_draws) if book else draw_keyed(logits, 0, first_draws, rules)
-            )
+    def _rules(self) -> FirstCodeRules:
+        config = self.generator.config
+        controls = config.vocab_size - CONTROL_IDS
+        return FirstCodeRules(self.seen, self.min_frames, self.expected_frames, END_PRESSURE, config.eos_id, controls)
+
+    def _draw_by_kernels(self, hidden: Tensor | PreNorm, slots: Tensor) -> Tensor:
+        """The codes [B, codebooks] of a frame after these hidden states; each launch writes to its column."""
+        talker = self.generator.talker
+        codes = self.codes.new_empty(len(slots), self.codes.shape[2])
+        columns = codes.unbind(1)
+        first_draws = DrawInputs(slots, self.talker_params, self.key, self.segment, self.frame_index)
+        draws = replace(first_draws, params=self.predictor_params)
+        first = draw_keyed(talker.logits(hidden), 0, first_draws, self._rules(), columns[0])
+        talker.code_predictor(
+            talker.predictor_inputs(hidden, first),
+            lambda book, logits: draw_keyed(logits, book + 1, draws, out=columns[book + 1]),
+            lambda book, logits, table, norm: draw_embedded(logits, book + 1, draws, table, norm, columns[book + 1]),
+        )
+        return codes
+
+    def _draw(self, hidden: Tensor | PreNorm, slots: Tensor, noise: Noise) -> Tensor:
+        """The same without these kernels, or with other noise."""
+        talker, vocab_size = self.generator.talker, self.generator.config.vocab_size
+        predictor = talker.code_predictor
         key, segment, frame = self.key[slots], self.segment[slots], self.frame_index[slots]
         first_params, params = self.talker_params[slots], self.predictor_params[slots]
-        first_noise = noise(key, segment, frame, 0, 1, talker.vocab_size)[:, 0]
-        rest_noise = None
+        first_noise = noise(key, segment, frame, 0, 1, vocab_size)[:, 0]
+        rest_noise: Tensor | None = None
         if noise is not keyed_noise or not is_greedy(params):
             rest_noise = noise(key, segment, frame, 1, predictor.num_codebooks, predictor.config.vocab_size)
-
-        def draw_code(book: int, logits: Tensor) -> Tensor:
-            if book:
-                return draw(logits, params, None if rest_noise is None else rest_noise[:, book - 1])
-            return draw(first_code_scores(logits, rules, slots, frame, first_params), first_params, first_noise)
-
-        return draw_code
+        scores = first_code_scores(talker.logits(hidden), self._rules(), slots, frame, first_params)
+        first = draw(scores, first_params, first_noise)
+        rest = predictor(
+            talker.predictor_inputs(hidden, first),
+            lambda book, logits: draw(logits, params, None if rest_noise is None else rest_noise[:, book]),
+        )
+        return torch.stack([first, *rest], dim=1)
 
     def _tensors(self) -> list[Tensor]:
         """All state, by slot."""

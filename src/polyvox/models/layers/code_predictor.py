@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
-from polyvox.kernels.pre_norm import PreNorm
+from polyvox.kernels.pre_norm import Norm, PreNorm
+from polyvox.kernels.small_batch_linear import supports_few_outputs
 from polyvox.models.layers.linear import Linear, StackedEmbedding, StackedLinear
 from polyvox.models.layers.rotary import RotaryEmbedding
 from polyvox.models.layers.transformer import Transformer
@@ -19,6 +20,8 @@ from polyvox.models.protocol import Attend
 
 # draw(index of a codebook after the first, from 0; logits [B, vocab]) -> codes [B]
 Draw = Callable[[int, Tensor], Tensor]
+# The same with a table of embeddings and a norm -> codes [B], and table[codes] before the norm
+DrawEmbedded = Callable[[int, Tensor, Tensor, Norm], tuple[Tensor, PreNorm]]
 
 
 class FrameKVCache:
@@ -70,7 +73,8 @@ class PrecomputedRows:
     """What is the same in every frame."""
 
     rotary: RotaryEmbedding
-    rows: Tensor  # [codebooks - 1, vocab, hidden]: each code as the projected input row of the predictor
+    first_rows: Tensor  # [vocab, hidden]: each first code as the projected input row of the predictor
+    rows: Tensor  # [codebooks - 1, vocab, hidden]: the same of the other codes
 
 
 class PredictorTransformer(Transformer):
@@ -100,38 +104,70 @@ class CodePredictor(nn.Module):
         self.lm_head.quantize(dtype)
 
     @torch.no_grad()
-    def precompute(self) -> None:
-        """Computes what is the same in every frame, once the weights are loaded; required for frames with kernels."""
+    def precompute(self, first_embedding: Tensor) -> None:
+        """Computes what is the same in every frame, once the weights are loaded; required for frames with kernels.
+
+        first_embedding: [vocab, input_size], of the first code.
+        """
         tables: Tensor = self.model.codec_embedding.weight
         rotary = self._rotary(tables)
         if isinstance(self.small_to_mtp_projection, Linear):
             tables = torch.stack([self.small_to_mtp_projection(table) for table in tables])
-        self.precomputed = PrecomputedRows(rotary, tables)
+        self.precomputed = PrecomputedRows(rotary, self.small_to_mtp_projection(first_embedding), tables)
 
-    def forward(self, hidden: Tensor, first: Tensor, draw: Draw) -> Tensor:
-        """Hidden state and embedding of the first code, each [B, input_size], to the other codes [B, num_codebooks].
+    def inputs(self, hidden: Tensor, first: Tensor) -> Tensor:
+        """Hidden state and embedding of the first code, each [B, input_size], as rows [B, 2, size] of pass 0."""
+        return self.small_to_mtp_projection(torch.stack([hidden, first], dim=1))
+
+    def includes_norm(self, hidden: Tensor) -> bool:
+        """Whether `kernel_inputs` is faster from hidden states before the talker's final norm."""
+        projection = self.small_to_mtp_projection
+        return isinstance(projection, Linear) and supports_few_outputs(hidden, projection.matrix)
+
+    def kernel_inputs(self, hidden: Tensor | PreNorm, first: Tensor) -> Tensor | PreNorm:
+        """The same by kernels, from first codes [B] and hidden states after the talker's final norm or before it."""
+        assert self.precomputed is not None, "call precompute() before frames with kernels"
+        projection, bias = self.small_to_mtp_projection, None
+        if isinstance(hidden, PreNorm):
+            assert isinstance(projection, Linear)
+            rows, bias = projection.fused(hidden), projection.bias
+        else:
+            rows = projection(hidden)
+        return self.model.embed_pairs(rows, bias, self.precomputed.first_rows, first)
+
+    def forward(self, x: Tensor | PreNorm, draw: Draw, draw_embedded: DrawEmbedded | None = None) -> list[Tensor]:
+        """Rows [B, 2, size] of the first pass to the codes [B] after the first one.
 
         One pass per code: the first over two rows, the others over one, with a KV cache for this frame.
+        draw_embedded: with kernels, in place of draw where the next pass reads what it returns.
         """
-        precomputed = self.precomputed
-        with_kernels = precomputed is not None and kernels.active(hidden)
+        precomputed, like = self.precomputed, x.rows if isinstance(x, PreNorm) else x
+        with_kernels = precomputed is not None and kernels.active(like)
         cache_type = PagedFrameKVCache if with_kernels else FrameKVCache
-        cache = cache_type(self.config.transformer, len(hidden), self.num_codebooks + 1, like=hidden)
-        rotary = self._rotary(hidden) if precomputed is None else precomputed.rotary
-        x: Tensor | PreNorm = self.small_to_mtp_projection(torch.stack([hidden, first], dim=1))
+        cache = cache_type(self.config.transformer, len(like), self.num_codebooks + 1, like=like)
+        rotary = self._rotary(like) if precomputed is None else precomputed.rotary
         codes: list[Tensor] = []
         for book in range(self.num_codebooks):
             start, stop = (book + 1, book + 2) if book else (0, 2)
             logits = self.model.logits(x, rotary.rows(start, stop), cache.view(start, stop), self.lm_head[book])
+            is_last = book == self.num_codebooks - 1
+            if draw_embedded is not None and precomputed is not None and not is_last:
+                table = precomputed.rows[book]
+                if self.model.reads_pre_norm(table[0].expand(len(logits), 1, -1)):
+                    code, x = draw_embedded(book, logits, table, self.model.first_norm)
+                    codes.append(code)
+                    continue
             code = draw(book, logits)
             codes.append(code)
+            if is_last:
+                break
             if precomputed is None:
                 x = self.small_to_mtp_projection(F.embedding(code[:, None], self.model.codec_embedding.weight[book]))
             elif with_kernels:
-                x = self.model.embed(code[:, None], precomputed.rows[book])
+                x = self.model.embed(code[:, None], precomputed.rows[book], starts_early=True)  # after the sampler
             else:
                 x = F.embedding(code[:, None], precomputed.rows[book])
-        return torch.stack(codes, dim=1)
+        return codes
 
     def _rotary(self, like: Tensor) -> RotaryEmbedding:
         positions = torch.arange(self.num_codebooks + 1, device=like.device)[None]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.kernels.pre_norm import PreNorm
 from polyvox.kernels.small_batch_linear import is_small_batch
 from polyvox.models.layers.code_predictor import CodePredictor
 from polyvox.models.layers.linear import Linear, arrange_matrices
@@ -78,7 +79,7 @@ class BaseTalker(nn.Module, ABC):
         if has_kernels:
             positions = torch.arange(self.max_positions, device=self.device)[None]
             self.rotary = RotaryEmbedding(positions, self.config, self.dtype)
-        self.code_predictor.precompute()
+        self.code_predictor.precompute(self.model.codec_embedding.weight)
 
     def text_rows(self, ids: Tensor) -> Tensor:
         """Text ids as rows of the talker's width; the table must be on its device."""
@@ -90,11 +91,32 @@ class BaseTalker(nn.Module, ABC):
         rest = self.code_predictor.model.codec_embedding.lookup(codes[..., 1:])
         return torch.cat([first, rest], dim=-2).sum(-2)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the first code for hidden states after the final norm."""
+    def frame(self, ids: Tensor, table: Tensor, positions: Tensor, attend: Attend) -> Tensor | PreNorm:
+        """Rows table[ids] of ids [B] at positions [B] to hidden states [B,hidden].
+
+        They are before the final norm where all that reads them includes it.
+        """
+        # The positions are gathered by the launch before, and attention reads them before it waits.
+        x = self.model.embed(ids[:, None], table, starts_early=False)
+        last = self.model.run_last(x, self._rotary(table, positions[:, None], attend), attend)
+        if not isinstance(last, PreNorm):
+            return last
+        hidden = last.gained
+        includes_norm = is_small_batch(hidden, self.codec_head.matrix) and self.code_predictor.includes_norm(hidden)
+        return last if includes_norm else self.model.norm(last.rows)
+
+    def logits(self, hidden: Tensor | PreNorm) -> Tensor:
+        """Logits of the first code for hidden states of `frame`."""
         # Without a norm, gate or residual only small batches gain from a fused projection.
-        is_small = is_small_batch(hidden, self.codec_head.matrix)
-        return self.codec_head.fused(hidden) if is_small else self.codec_head(hidden)
+        if isinstance(hidden, PreNorm) or is_small_batch(hidden, self.codec_head.matrix):
+            return self.codec_head.fused(hidden)
+        return self.codec_head(hidden)
+
+    def predictor_inputs(self, hidden: Tensor | PreNorm, first: Tensor) -> Tensor | PreNorm:
+        """What the code predictor reads: hidden states of `frame` and first codes [B]."""
+        if isinstance(hidden, PreNorm) or kernels.active(hidden):
+            return self.code_predictor.kernel_inputs(hidden, first)
+        return self.code_predictor.inputs(hidden, self.model.codec_embedding(first))
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Rows [B,T,hidden] at positions [B,T], or [B,T,head_dim / 2], to hidden states after the final norm."""

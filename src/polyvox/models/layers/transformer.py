@@ -13,7 +13,7 @@ from polyvox.kernels import attention_output, decode_attention, pair_attention, 
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import rms_norm_reference
-from polyvox.kernels.pre_norm import Norm, PreNorm, embed_pre_norm, pre_norm
+from polyvox.kernels.pre_norm import Norm, PreNorm, embed_pre_norm, pair_pre_norm, pre_norm
 from polyvox.kernels.prefill_attention import prompt_attention
 from polyvox.kernels.ring_attention import RingAttention
 from polyvox.kernels.rotary import HeadRotation, rotary_store
@@ -182,6 +182,12 @@ class Transformer(nn.Module):
             return self.norm(self._run_fused(x, rotary, attend, len(self.layers)).rows)
         return self._run_layers(x, rotary, attend, len(self.layers))
 
+    def run_last(self, x: Tensor | PreNorm, rotary: RotaryEmbedding, attend: Attend) -> Tensor | PreNorm:
+        """The last row of each stream, [B,hidden]: after the final norm, or before it if products can include it."""
+        if isinstance(x, PreNorm) or self._supports_fused(x, attend):
+            return self._run_fused(x, rotary, attend, len(self.layers)).last()
+        return self.run(x, rotary, attend)[:, -1]
+
     def store(self, x: Tensor, rotary: RotaryEmbedding, attend: Attend) -> None:
         """Stores the keys and values of rows [B,T,hidden] in all layers, as `run` does.
 
@@ -197,22 +203,42 @@ class Transformer(nn.Module):
 
     def logits(self, x: Tensor | PreNorm, rotary: RotaryEmbedding, attend: Attend, head: Projection) -> Tensor:
         """The logits [B, vocab] of a head for the last row of each stream."""
-        if isinstance(x, PreNorm) or self._supports_fused(x, attend):
-            last = self._run_fused(x, rotary, attend, len(self.layers)).last()
-            # The first pass of the code predictor has twice as many rows as its head.
-            return head.fused(last) if head.supports_fused(last.gained) else head(self.norm(last.rows))
-        return head(self.run(x, rotary, attend)[:, -1])
+        last = self.run_last(x, rotary, attend)
+        if not isinstance(last, PreNorm):
+            return head(last)
+        # The first pass of the code predictor has twice as many rows as its head.
+        return head.fused(last) if head.supports_fused(last.gained) else head(self.norm(last.rows))
 
-    def embed(self, ids: Tensor, table: Tensor) -> Tensor | PreNorm:
-        """Rows table[ids] as the input of a pass over a PagedKVView, before the first norm if the batch is small."""
-        if cast(TransformerLayer, self.layers[0]).supports_fused(table[0].expand(*ids.shape, -1)):
-            return embed_pre_norm(ids, table, self._norms()[0].fused)
+    def embed(self, ids: Tensor, table: Tensor, starts_early: bool) -> Tensor | PreNorm:
+        """Rows table[ids] as the input of a pass, before the first norm if products include it.
+
+        starts_early: see `embed_pre_norm`.
+        """
+        if self.reads_pre_norm(table[0].expand(*ids.shape, -1)):
+            return embed_pre_norm(ids, table, self.first_norm, starts_early)
         return F.embedding(ids, table)
+
+    def reads_pre_norm(self, x: Tensor) -> bool:
+        """Whether a pass by kernels over rows [B,T,hidden] reads them before the first norm."""
+        return self._first.supports_fused(x)
+
+    @property
+    def first_norm(self) -> Norm:
+        return self._first.input_layernorm.fused
+
+    def embed_pairs(self, rows: Tensor, bias: Tensor | None, table: Tensor, ids: Tensor) -> Tensor | PreNorm:
+        """Rows [B,2,hidden], rows [B,hidden] + bias and table[ids], as the input of such a pass."""
+        pairs = pair_pre_norm(rows, bias, table, ids, self.first_norm)
+        return pairs if self.reads_pre_norm(pairs.rows) else pairs.rows
+
+    @property
+    def _first(self) -> TransformerLayer:
+        return cast(TransformerLayer, self.layers[0])
 
     def _supports_fused(self, x: Tensor, attend: Attend) -> bool:
         """Whether the attention is that of kernels, and fused projections are faster for these rows."""
         is_kernel = isinstance(attend, PagedKVView | RingAttention)
-        return is_kernel and cast(TransformerLayer, self.layers[0]).supports_fused(x)
+        return is_kernel and self._first.supports_fused(x)
 
     def _norms(self) -> list[RMSNorm]:
         """The norm before each layer, and the final one."""
