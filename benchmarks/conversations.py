@@ -33,7 +33,7 @@ from polyvox.ipc.supervisor import EngineProcess
 from polyvox.models.qwen3_omni.family import FAMILY
 from polyvox.models.qwen3_omni.speech_model import Qwen3OmniModel
 from polyvox.models.qwen3_omni.synthetic import published_config, tiny_config, write_tiny
-from polyvox.models.registry import LoadOptions
+from polyvox.models.registry import LoadOptions, random_model
 from polyvox.models.request import Request, Sampling, ThinkerPrompt
 from polyvox.tts import placement
 
@@ -72,7 +72,7 @@ def build(options: Options, max_streams: int) -> LocalEngine:
     context = max(MIN_CONTEXT, options.prompt + options.frames + CONTROL_ROWS)
     config = EngineConfig(max_streams, context, max_queue=max_streams, max_queue_seconds=60.0)
     if options.model == "omni":
-        return LocalEngine(FAMILY.random_model("omni", device, dtype), config)
+        return LocalEngine(random_model("omni", device, dtype), config)
     with tempfile.TemporaryDirectory() as folder:
         loaded: Qwen3OmniModel = FAMILY.load(write_tiny(Path(folder), "plain"), folder, LoadOptions(device, dtype))
     return LocalEngine(loaded, config)

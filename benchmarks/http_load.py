@@ -76,10 +76,11 @@ def build(settings: "Settings", model: str, frames: int, tokens: int, slots: int
     else:
         from polyvox import progress
         from polyvox.models.registry import random_model
-        from polyvox.tts import placement
+        from polyvox.tts import load_options
 
         progress.report("load", 0, 1)
-        speech = random_model(model, *placement(settings.device, settings.dtype), tokens, frames)
+        options = load_options(settings.device, settings.dtype, kv_dtype=settings.kv_dtype)
+        speech = random_model(model, options.device, options.dtype, tokens, frames, kv_dtype=options.kv_dtype)
         engine = InstrumentedEngine(speech, config)
 
     def send_reports() -> None:

@@ -31,7 +31,7 @@ from polyvox.kernels.quantized_rows import supports
 from polyvox.long_form import LongFormReader, ResumeStore, split_text
 from polyvox.models.info import ModelIdentity
 from polyvox.models.protocol import SpeechModel
-from polyvox.models.registry import LoadOptions, default_kv_dtype, load_model
+from polyvox.models.registry import LoadOptions, load_model
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
 from polyvox.progress import showing_progress
 from polyvox.text import TextRules
@@ -341,11 +341,11 @@ def load_options(
     return LoadOptions(target, torch_dtype, vocoder, kv_type, parse_weight_dtype(weight_dtype, target))
 
 
-def parse_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The type of the KV cache of a model of this type. Raises InvalidRequest if the device's kernels lack it."""
-    if name == "auto":
-        return default_kv_dtype(device, dtype)
-    return dtype if name == "model" else _parse_quantized_dtype("kv_dtype", name, device, "auto", "model")
+def parse_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype | None:
+    """The type of the KV cache beside dtype; None for the default. Raises InvalidRequest if the device lacks it."""
+    if name in ("auto", "model"):
+        return None if name == "auto" else dtype
+    return _parse_quantized_dtype("kv_dtype", name, device, "auto", "model")
 
 
 def parse_weight_dtype(name: str, device: torch.device) -> torch.dtype | None:

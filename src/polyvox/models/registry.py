@@ -25,7 +25,8 @@ CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
 class LoadOptions:
     """Where a model is loaded, and in which types.
 
-    vocoder_device: by default the generator's. kv_dtype, weight_dtype: by default dtype.
+    vocoder_device: by default the generator's. kv_dtype: by default default_kv_dtype.
+    weight_dtype: by default dtype.
     """
 
     device: torch.device
@@ -150,9 +151,9 @@ def random_model(
 
 
 def _with_types(model: SpeechModel, kv_dtype: torch.dtype | None, weight_dtype: torch.dtype | None) -> SpeechModel:
-    """The model with these types of its KV cache and its matrices, if they are not the default."""
-    if kv_dtype is not None:
-        model.generator.kv_dtype = kv_dtype
+    """The model with these types of its KV cache and its matrices, or the default ones."""
+    generator = model.generator
+    generator.kv_dtype = default_kv_dtype(generator.device, generator.dtype) if kv_dtype is None else kv_dtype
     if weight_dtype is not None:
         model.generator.quantize(weight_dtype)
     return model
