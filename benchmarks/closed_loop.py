@@ -233,8 +233,7 @@ def new_engine(model: str, max_streams: int, tokens: int, kv_dtype: str) -> Inst
     from polyvox.models.registry import random_model
     from polyvox.tts import load_options
 
-    options = load_options("auto", "auto", kv_dtype=kv_dtype)
-    speech = random_model(model, options.device, options.dtype, tokens, kv_dtype=options.kv_dtype)
+    speech = random_model(model, load_options("auto", "auto", kv_dtype=kv_dtype), tokens)
     return InstrumentedEngine(speech, config)
 
 
@@ -310,7 +309,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="of measured requests per level")
     parser.add_argument("--ramp", type=float, default=10, help="seconds of warm-up over which streams start")
     parser.add_argument(
-        "--kv-dtype", default="auto", choices=["auto", "int8", "fp8"], help="not of the simulated model"
+        "--kv-dtype", default="auto", choices=["auto", "model", "int8", "fp8"], help="not of the simulated model"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, help="client processes; by default one per 256 streams")

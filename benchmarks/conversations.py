@@ -30,10 +30,8 @@ from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import AsyncEngine, AsyncStream
 from polyvox.ipc.client import AsyncRemoteEngine
 from polyvox.ipc.supervisor import EngineProcess
-from polyvox.models.qwen3_omni.family import FAMILY
-from polyvox.models.qwen3_omni.speech_model import Qwen3OmniModel
 from polyvox.models.qwen3_omni.synthetic import published_config, tiny_config, write_tiny
-from polyvox.models.registry import LoadOptions, random_model
+from polyvox.models.registry import LoadOptions, load_model, random_model
 from polyvox.models.request import Request, Sampling, ThinkerPrompt
 from polyvox.tts import placement
 
@@ -72,9 +70,9 @@ def build(options: Options, max_streams: int) -> LocalEngine:
     context = max(MIN_CONTEXT, options.prompt + options.frames + CONTROL_ROWS)
     config = EngineConfig(max_streams, context, max_queue=max_streams, max_queue_seconds=60.0)
     if options.model == "omni":
-        return LocalEngine(random_model("omni", device, dtype), config)
+        return LocalEngine(random_model("omni", LoadOptions(device, dtype)), config)
     with tempfile.TemporaryDirectory() as folder:
-        loaded: Qwen3OmniModel = FAMILY.load(write_tiny(Path(folder), "plain"), folder, LoadOptions(device, dtype))
+        loaded = load_model(write_tiny(Path(folder), "plain"), LoadOptions(device, dtype))
     return LocalEngine(loaded, config)
 
 

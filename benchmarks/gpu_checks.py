@@ -33,6 +33,7 @@ from polyvox.kernels.pre_norm import PreNorm
 from polyvox.models.layers.transformer import TransformerLayer
 from polyvox.models.qwen3_tts.family import FAMILY
 from polyvox.models.qwen3_tts.model import Qwen3TTS
+from polyvox.models.registry import LoadOptions, random_model
 from polyvox.models.request import Request, Sampling
 from polyvox.models.talker_generator import TalkerGeneratorState
 from polyvox.tts import TTS, load
@@ -47,7 +48,7 @@ TEXTS = ["Good morning.", "The train leaves at nine.", "Could you say that again
 @torch.inference_mode()
 def rows(size: str) -> Rows:
     """Two batches of 64 that share 32 streams, in other slots."""
-    model = FAMILY.random_model(size, DEVICE, torch.bfloat16)
+    model = random_model(size, LoadOptions(DEVICE, torch.bfloat16))
     torch.manual_seed(0)
     inputs = torch.randn(96, model.generator.hidden_size, device="cuda").to(model.generator.dtype)
 
@@ -188,7 +189,7 @@ def _decibels(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 def memory(_: str) -> Rows:
     """0.6B, 16 streams of 375 frames."""
-    model = FAMILY.random_model("0.6B", DEVICE, torch.bfloat16, num_tokens=30)
+    model = random_model("0.6B", LoadOptions(DEVICE, torch.bfloat16), num_tokens=30)
     with TTS(model, EngineConfig(max_streams=16, context=512)) as tts:
         engine, frames = tts.engine, 375
         sampling = Sampling(min_frames=frames)

@@ -79,8 +79,10 @@ def build(settings: "Settings", model: str, frames: int, tokens: int, slots: int
         from polyvox.tts import load_options
 
         progress.report("load", 0, 1)
-        options = load_options(settings.device, settings.dtype, kv_dtype=settings.kv_dtype)
-        speech = random_model(model, options.device, options.dtype, tokens, frames, kv_dtype=options.kv_dtype)
+        options = load_options(
+            settings.device, settings.dtype, settings.vocoder_device, settings.kv_dtype, settings.weight_dtype
+        )
+        speech = random_model(model, options, tokens, frames)
         engine = InstrumentedEngine(speech, config)
 
     def send_reports() -> None:

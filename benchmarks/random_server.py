@@ -25,10 +25,13 @@ def build(settings: "Settings", size: str, frames: int, tokens: int) -> "InProce
     set_up_engine_process(settings)
     from polyvox.engine.engine import LocalEngine
     from polyvox.models.registry import random_model
-    from polyvox.tts import placement
+    from polyvox.tts import load_options
 
     progress.report("load", 0, 1)
-    model = random_model(size, *placement(settings.device, settings.dtype), tokens, frames)
+    options = load_options(
+        settings.device, settings.dtype, settings.vocoder_device, settings.kv_dtype, settings.weight_dtype
+    )
+    model = random_model(size, options, tokens, frames)
     return LocalEngine(model, settings.engine_config())
 
 

@@ -34,8 +34,7 @@ def is_available(device: str) -> bool:
 
 
 def build_model(size: str, device: str, vocoder_device: str) -> SpeechModel:
-    options = load_options(device, "auto", vocoder_device)
-    return random_model(size, options.device, options.dtype, vocoder_device=options.vocoder_device)
+    return random_model(size, load_options(device, "auto", vocoder_device))
 
 
 def measure(engine: LocalEngine, num_streams: int, num_frames: int) -> tuple[float, float]:

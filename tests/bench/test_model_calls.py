@@ -31,7 +31,7 @@ from polyvox.models.hashing_tokenizer import HashingTokenizer
 from polyvox.models.info import ModelIdentity
 from polyvox.models.qwen3_tts import family, synthetic
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
-from polyvox.models.registry import random_model
+from polyvox.models.registry import LoadOptions, random_model
 from polyvox.models.streaming_tokenizer import TextStreamTokenizer
 from polyvox.tts import TTS
 
@@ -174,7 +174,7 @@ def test_a_hashing_tokenizer_has_the_tokens_in_which_clients_send_live_text(load
 
 def test_random_weights_generate_utterances_of_a_fixed_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "published_files", lambda _size, kind: synthetic.tiny_files(kind))
-    model = random_model("1.7B", torch.device("cpu"), torch.float32, num_tokens=30)
+    model = random_model("1.7B", LoadOptions(torch.device("cpu"), torch.float32), num_tokens=30)
     with TTS(model, EngineConfig(max_streams=4, max_queue_seconds=60)) as tts:
         client = EngineClient(AsyncLocalEngine(tts.engine), tts.model.info().sampling, frames=20)
         texts = ("One text.", "Another one.")

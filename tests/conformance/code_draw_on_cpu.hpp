@@ -30,7 +30,7 @@ static float divide(float a, float b) { return a / b; }
 static float fused(float a, float b, float c) { return std::fma(a, b, c); }
 // The GPU's inverse differs from the exact one by up to two units in the last place.
 static int inverse_error;
-static float about_inverse(float value) { return __uint_as_float(__float_as_uint(1 / value) + inverse_error); }
+static float approximate_reciprocal(float value) { return __uint_as_float(__float_as_uint(1 / value) + inverse_error); }
 static float multiply_rounded(float a, float b) { return a * b; }
 static float add_rounded(float a, float b) { return a + b; }
 static float load_value(const bits16 *from) { return to_float(*from); }

@@ -16,7 +16,7 @@ from polyvox.engine.kv_cache import KVCache
 from polyvox.errors import InvalidRequest
 from polyvox.models import registry
 from polyvox.models.paged_kv import KVShape
-from polyvox.models.registry import default_kv_dtype, random_model
+from polyvox.models.registry import LoadOptions, default_kv_dtype, random_model
 from polyvox.tts import QUANTIZED_DTYPES, load, parse_kv_dtype
 
 kv_dtypes = pytest.mark.parametrize("kv_dtype", QUANTIZED_DTYPES.values())
@@ -89,6 +89,6 @@ def test_the_default_is_int8_beside_bfloat16_on_a_gpu(
 def test_random_models_have_the_default_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "default_kv_dtype", lambda *_: torch.int8)
     meta = torch.device("meta")
-    assert random_model("0.6B", meta, torch.bfloat16).generator.kv_dtype == torch.int8
-    given = random_model("0.6B", meta, torch.bfloat16, kv_dtype=torch.bfloat16)
+    assert random_model("0.6B", LoadOptions(meta, torch.bfloat16)).generator.kv_dtype == torch.int8
+    given = random_model("0.6B", LoadOptions(meta, torch.bfloat16, kv_dtype=torch.bfloat16))
     assert given.generator.kv_dtype == torch.bfloat16

@@ -19,7 +19,7 @@ from polyvox.errors import InvalidRequest
 from polyvox.kernels.launches import META
 from polyvox.kernels.quantized_matrix import dequantize_matrix_reference, quantize_matrix
 from polyvox.models.layers.linear import Linear, QuantizableWeights
-from polyvox.models.registry import random_model
+from polyvox.models.registry import LoadOptions, random_model
 from polyvox.server.engine_builder import load_model
 from polyvox.server.settings import Settings
 from polyvox.tts import QUANTIZED_DTYPES, load, parse_weight_dtype
@@ -95,7 +95,7 @@ def test_the_memory_plan_counts_the_quantised_weights(checkpoints: Path, loaded:
 def test_quantised_weights_of_a_published_model_leave_memory_for_more_streams() -> None:
     plans = []
     for weight_dtype in (None, torch.int8):
-        model = random_model("1.7B", META, torch.bfloat16, weight_dtype=weight_dtype)
+        model = random_model("1.7B", LoadOptions(META, torch.bfloat16, weight_dtype=weight_dtype))
         host = model.model.talker.text_embedding.weight.nbytes  # type: ignore[attr-defined]
         needs = ModelNeeds.of(model, gpu=True, host_bytes=host)
         plans.append((needs.weights, needs.plan(8 << 30).config.max_streams))

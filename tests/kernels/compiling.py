@@ -29,9 +29,10 @@ from polyvox.kernels.compiler_pool import CompilerPool
 from polyvox.kernels.gpu import GPUS, Gpu
 from polyvox.kernels.launches import META, Launch, absent_gpu, compile_launch, record_launches
 from polyvox.kernels.quantized_rows import LARGEST, supports
-from polyvox.models.registry import random_model
+from polyvox.models.registry import LoadOptions, random_model
 
 MODEL_DTYPE = torch.bfloat16
+DEFAULT_KV_DTYPE = torch.int8  # on a GPU
 REGISTERS = 1 << 16  # per multiprocessor
 MAX_SPILLED = 256  # bytes per thread
 # Multiprocessors of small GPUs, and of parts of large ones, for which other tiles of the vocoder's convolutions are
@@ -50,11 +51,11 @@ def engine_launches(
     launches: dict[Launch, None] = {}
     with torch.inference_mode(), absent_gpu(gpu.architecture):
         for weight_dtype in dtypes:
-            speech = random_model(model, META, MODEL_DTYPE)
+            speech = random_model(model, LoadOptions(META, MODEL_DTYPE))
             if weight_dtype != MODEL_DTYPE:
                 speech.generator.quantize(weight_dtype)
             # A quantised KV cache has launches of its own, whatever the type of the matrices.
-            kv_dtypes = dtypes if all_calls and weight_dtype == MODEL_DTYPE else [MODEL_DTYPE]
+            kv_dtypes = dtypes if all_calls and weight_dtype == MODEL_DTYPE else [DEFAULT_KV_DTYPE]
             for kv_dtype, deterministic in product(kv_dtypes, (False, True) if all_calls else (False,)):
                 speech.generator.kv_dtype = kv_dtype
                 config = EngineConfig(streams, speech.generator.default_context, deterministic=deterministic)

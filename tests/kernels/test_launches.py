@@ -38,7 +38,7 @@ def test_a_replaced_tensor_has_the_alignment_of_the_original() -> None:
 
 def test_the_calls_of_an_engine_are_listed_without_running_them(loaded: Loaded) -> None:
     generator = loaded("custom_voice", "float32").model.generator
-    generator.talker.precompute()
+    generator.talker.precompute(21)
     names: set[str] = set()
     with kernels.enabled_on_cpu(), torch.inference_mode():  # as in the engine's thread: some tensors are of this mode
         runner = GeneratorRunner(generator, EngineConfig(max_streams=20, context=256), fixed_sizes=True)

@@ -11,6 +11,8 @@ import torch
 from conftest import Loaded, LoadedTTS
 from parity import Batch
 from polyvox import kernels
+from polyvox.kernels.pre_norm import PreNorm, pre_norm
+from polyvox.models.layers.linear import Linear
 from polyvox.models.protocol import NO_ID, PromptRows
 
 pytestmark = pytest.mark.slow
@@ -30,7 +32,7 @@ def test_streams_with_kernels_sample_the_codes_of_the_reference(
 
 def compare_codes(tts: LoadedTTS, lengths: tuple[int, ...], num_frames: int) -> None:
     model = tts.model.model
-    model.talker.precompute()
+    model.talker.precompute(len(lengths))
     generator = torch.Generator().manual_seed(1)
     hidden_size = tts.model.generator.hidden_size
     prompts = [
@@ -60,9 +62,30 @@ def test_a_small_batch_has_the_logits_of_the_reference_predictor(streams: int, l
     compare_predictor_logits(loaded("custom_voice", "float32"), streams)
 
 
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("streams", [1, 3, 8])
+def test_products_that_include_the_talkers_last_norm_equal_those_after_it(streams: int, loaded: Loaded) -> None:
+    talker = deepcopy(loaded("custom_voice", "float32").model.model.talker).half()
+    talker.precompute(streams)
+    predictor, width = talker.code_predictor, talker.codec_head.weight.shape[1]
+    assert isinstance(predictor.small_to_mtp_projection, Linear)
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.randn(streams, width, generator=generator).half()
+    first = torch.randint(0, predictor.config.vocab_size, (streams,), generator=generator)
+    before = pre_norm(rows, talker.model.norm.fused)
+    inputs, logits = talker.predictor_inputs(before, first), talker.logits(before)
+    with kernels.disabled():
+        after = talker.model.norm(rows)
+        plain_inputs, plain_logits = talker.predictor_inputs(after, first), talker.logits(after)
+    assert isinstance(inputs, PreNorm)
+    assert isinstance(plain_inputs, torch.Tensor)
+    for found, plain in ((inputs.rows, plain_inputs), (logits, plain_logits)):
+        assert (found - plain).abs().max() < 0.01 * plain.abs().max()
+
+
 def compare_predictor_logits(tts: LoadedTTS, streams: int) -> None:
     talker = deepcopy(tts.model.model.talker).half()
-    talker.precompute()
+    talker.precompute(streams)
     predictor, width = talker.code_predictor, talker.codec_head.weight.shape[1]
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(streams, width, generator=generator).half()

@@ -3,9 +3,12 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.generator_runner import GeneratorRunner
@@ -16,17 +19,18 @@ from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.launches import META, OnMetaDevice
 from polyvox.kernels.lazy_triton import Kernel, intercepting_launches
-from polyvox.models.registry import random_model
+from polyvox.models.registry import LoadOptions, random_model
 
 STREAMS = 1024
 TALKER_LAYERS, PREDICTOR_LAYERS, PASSES = 28, 5, 15
 
 
-@pytest.fixture(scope="module")
-def runners() -> tuple[GeneratorRunner, VocoderRunner]:
+@pytest.fixture(scope="module", params=[torch.int8, torch.bfloat16], ids=["int8", "bfloat16"])
+def runners(request: pytest.FixtureRequest) -> tuple[GeneratorRunner, VocoderRunner]:
+    """With a KV cache of the default type, and of the model's."""
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(CudaSource, "available", lambda _: True)
-        speech = random_model("1.7B", META, torch.bfloat16)
+        speech = random_model("1.7B", LoadOptions(META, torch.bfloat16, kv_dtype=request.param))
         generator = GeneratorRunner(speech.generator, EngineConfig(STREAMS, 256), fixed_sizes=True)
         vocoder = VocoderRunner(
             speech.vocoder,
@@ -57,6 +61,38 @@ def launches(call: Callable[[], object]) -> Counter[str]:
     return made
 
 
+class PyTorchLaunches(TorchDispatchMode):
+    """Records the operations of PyTorch that compute or copy something: their results are no views."""
+
+    def __init__(self, made: list[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made = made
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, name = operation(*args, **(kwargs or {})), operation.overloadpacket.__name__
+        made, given = (
+            {each.untyped_storage()._cdata for each in tree_leaves(tree) if isinstance(each, torch.Tensor)}
+            for tree in (result, (args, kwargs))
+        )
+        if "empty" not in name and (name.endswith("_") or not made <= given):
+            self._made.append(f"PyTorch {name}")
+        return result
+
+
+def in_order(call: Callable[[], object]) -> list[str]:
+    """The launches of kernels and of PyTorch."""
+    made: list[str] = []
+
+    def record(launched: Kernel | CudaSource, *_: object) -> None:
+        made.append(launched.file if isinstance(launched, CudaSource) else launched.function.__name__)
+
+    with (
+        torch.inference_mode(), OnMetaDevice(), assume(GPUS[90]), intercepting_launches(record), PyTorchLaunches(made)
+    ):  # fmt: skip
+        call()
+    return made
+
+
 def frames(runners: tuple[GeneratorRunner, VocoderRunner]) -> GraphedSizes:
     graphs = runners[0].graphs
     assert graphs is not None
@@ -81,6 +117,18 @@ def test_few_launches_are_between_the_products(
     assert (made["pre_norm_kernel"], made["pair_pre_norm_kernel"]) == (1, 1)
     assert (made["inputs_kernel"], made["finish_kernel"]) == (1, 1)
     assert bool(made["norm_kernel"]) == bool(normed)
+
+
+@pytest.mark.parametrize("streams", [1, 8, 16, 32])
+def test_pytorch_launches_nothing_in_the_code_predictor(
+    streams: int, runners: tuple[GeneratorRunner, VocoderRunner]
+) -> None:
+    """Attention reads slots and positions before it waits: what PyTorch writes there might not be complete."""
+    made = in_order(frames(runners)[streams].run)
+    talker, first, last = (made.index(f"{name}_kernel") for name in ("pre_norm", "pair_pre_norm", "finish"))
+    assert [name for name in made[first:last] if name.startswith("PyTorch")] == []
+    # The positions are gathered before the launch that waits.
+    assert [name for name in made[:talker] if not name.startswith("PyTorch")] == []
 
 
 def test_frame_calls_know_their_rows(runners: tuple[GeneratorRunner, VocoderRunner]) -> None:
@@ -124,12 +172,15 @@ def test_large_batches_have_fused_products(runners: tuple[GeneratorRunner, Vocod
     }
 
 
-@pytest.mark.parametrize("streams", [256, 512, 1024])
-def test_the_talkers_attention_of_a_large_batch_is_one_launch_per_layer(
+@pytest.mark.parametrize("streams", [32, 64, 128, 256, 512, 1024])
+def test_the_talkers_attention_is_one_launch_per_layer(
     streams: int, runners: tuple[GeneratorRunner, VocoderRunner]
 ) -> None:
     made = launches(frames(runners)[streams].run)
-    assert made["warp_attention.cu"] == TALKER_LAYERS
+    quantized = runners[0].cache.scales is not None
+    assert made["warp_attention.cu" if quantized or streams >= 256 else "decode_kernel"] == TALKER_LAYERS
+    if streams < 256:
+        return
     # The first pass of the predictor has two rows per stream, the others one.
     assert made["pair_attention.cu"] == PREDICTOR_LAYERS
     assert made["large_batch_kernel"] == (PASSES - 1) * PREDICTOR_LAYERS

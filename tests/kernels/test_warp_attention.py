@@ -57,7 +57,7 @@ def cache_of(count: int, dtype: torch.dtype = torch.bfloat16, pages: int = 9, pa
 
 
 @pytest.mark.usefixtures("_nvrtc")
-def test_only_large_batches_over_several_pages_on_one_architecture_are_supported() -> None:
+def test_many_rows_over_several_pages_are_supported_on_one_architecture() -> None:
     for gpu in GPUS.values():
         with assume(gpu):
             for dtype in NAMES:
@@ -65,6 +65,7 @@ def test_only_large_batches_over_several_pages_on_one_architecture_are_supported
     assert warp_attention.supports(rows(256), rotation(), cache_of(256))
     assert not warp_attention.supports(rows(255), rotation(), cache_of(255))
     assert warp_attention.supports(rows(17), rotation(), cache_of(17, torch.int8))
+    assert warp_attention.supports(rows(17), rotation(), cache_of(17, torch.float8_e4m3fn))
     assert not warp_attention.supports(rows(16), rotation(), cache_of(16, torch.int8))
     assert not warp_attention.supports(rows(512), rotation(norms=False), cache_of(512))
     assert not warp_attention.supports(rows(512), rotation(), cache_of(512, pages=1))

@@ -132,7 +132,7 @@ def test_precomputed_rows_give_the_codes_of_the_projection() -> None:
             return scores.argmax(-1)
 
         predictor(predictor.inputs(hidden, first), draw)
-        predictor.precompute(torch.randn(5, 24))
+        predictor.precompute(torch.randn(5, 24), max_batch=4)
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
 
 

@@ -74,11 +74,11 @@ def test_a_family_can_be_registered_by_name_and_is_imported_on_first_use(
 
 
 def test_a_random_model_on_the_meta_device_has_shapes_without_memory() -> None:
-    model = random_model("0.6B", torch.device("meta"), torch.bfloat16)
+    model = random_model("0.6B", LoadOptions(torch.device("meta"), torch.bfloat16))
     assert model.generator.device.type == model.vocoder.device.type == "meta"
     assert 1e9 < model.generator.nbytes < 3e9
     with pytest.raises(InvalidRequest, match=r"0\.6B, 1\.7B, omni"):
-        random_model("7B", CPU, torch.float32)
+        random_model("7B", LoadOptions(CPU, torch.float32))
 
 
 def test_only_files_with_tensors_of_the_speech_side_are_needed(tmp_path: Path, checkpoints: Path) -> None:
@@ -97,7 +97,7 @@ def test_only_files_with_tensors_of_the_speech_side_are_needed(tmp_path: Path, c
 
 
 def test_the_published_speech_side_has_8_gb_on_the_meta_device() -> None:
-    model = random_model("omni", torch.device("meta"), torch.bfloat16)
+    model = random_model("omni", LoadOptions(torch.device("meta"), torch.bfloat16))
     assert model.generator.nbytes + model.vocoder.nbytes == pytest.approx(7.5e9, rel=0.1)
 
 

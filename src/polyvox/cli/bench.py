@@ -244,7 +244,8 @@ def engine(
         loaded = _load_model(model, device, dtype, kv_dtype, weight_dtype, stack)
         with console.status("Measuring the device …"):
             peaks = model_calls.model_peaks(loaded)
-        title = f"{model or 'embedded voice'}, torch {torch.__version__}, {peaks}"
+        types = _type_names(loaded)
+        title = f"{model or 'embedded voice'}, torch {torch.__version__}, {peaks}, KV cache in {types['kv_dtype']}"
         console.print(title, soft_wrap=True)
         on_gpu = loaded.generator.device.type == "cuda"
         calls_per_context = 3 if graphs and on_gpu else 2
@@ -257,7 +258,7 @@ def engine(
         memory = torch.cuda.max_memory_allocated(loaded.generator.device) if on_gpu else None
     written = model_calls.to_json(timings, peaks)
     written |= {"model": model, "conditions": machine() | {"torch": torch.__version__}}
-    written |= {"codec_frames": codec_frames, "kv_dtype": kv_dtype, "weight_dtype": weight_dtype, "peak_memory": memory}
+    written |= {"codec_frames": codec_frames, **types, "peak_memory": memory}
     rows = [model_calls.row(timing) for timing in timings]
     if output is not None:
         output.write_text(json.dumps(written, indent=1), encoding="utf-8")
@@ -275,6 +276,11 @@ def engine(
         console.print(f"Plots written to {path}", soft_wrap=True)
 
 
+def _type_names(model: "SpeechModel") -> dict[str, str]:
+    types = {"kv_dtype": model.generator.kv_dtype, "weight_dtype": model.generator.weight_dtype}
+    return {name: str(dtype).removeprefix("torch.") for name, dtype in types.items()}
+
+
 def _load_model(
     model: str | None, device: str, dtype: str, kv_dtype: str, weight_dtype: str, stack: ExitStack
 ) -> "SpeechModel":
@@ -283,10 +289,7 @@ def _load_model(
     from polyvox.tts import load_options
 
     if model in published_sizes():
-        given = load_options(device, dtype, kv_dtype=kv_dtype, weight_dtype=weight_dtype)
-        return random_model(
-            str(model), given.device, given.dtype, kv_dtype=given.kv_dtype, weight_dtype=given.weight_dtype
-        )
+        return random_model(str(model), load_options(device, dtype, kv_dtype=kv_dtype, weight_dtype=weight_dtype))
     return stack.enter_context(load(model, device, dtype, kv_dtype=kv_dtype, weight_dtype=weight_dtype)).model
 
 

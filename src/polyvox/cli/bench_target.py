@@ -206,7 +206,7 @@ class TargetOptions:
         """An engine that queues every request until its timeout: overload shows as latency, not as rejections."""
         from polyvox.engine.config import MIN_CONTEXT, EngineConfig
         from polyvox.models.registry import published_sizes, random_model
-        from polyvox.tts import TTS, placement
+        from polyvox.tts import TTS, load_options
 
         context = 0
         if self.frames is not None and self.tokens is not None:
@@ -215,7 +215,7 @@ class TargetOptions:
         if self.model in published_sizes():
             if self.frames is None:
                 raise InvalidRequest("frames", None, "is required with random weights, which do not end an utterance")
-            return TTS(random_model(str(self.model), *placement(self.device, self.dtype), self.tokens), config)
+            return TTS(random_model(str(self.model), load_options(self.device, self.dtype), self.tokens), config)
         if self.tokens is not None:
             raise InvalidRequest("tokens", self.tokens, "requires random weights; a checkpoint has its own tokenizer")
         return load(self.model, self.device, self.dtype, config)

@@ -314,11 +314,11 @@ def model_needs(size: str, dtype: "torch.dtype", gpu: bool) -> "ModelNeeds":
     import torch
 
     from polyvox.engine.memory import ModelNeeds
-    from polyvox.models.registry import default_kv_dtype, random_model
+    from polyvox.models.registry import LoadOptions, default_kv_dtype, random_model
     from polyvox.models.talker_generator import TalkerGenerator
 
     kv_dtype = default_kv_dtype(torch.device("cuda" if gpu else "cpu"), dtype)
-    model = random_model(size, torch.device("meta"), dtype, kv_dtype=kv_dtype)  # shapes without memory
+    model = random_model(size, LoadOptions(torch.device("meta"), dtype, kv_dtype=kv_dtype))  # shapes without memory
     assert isinstance(model.generator, TalkerGenerator)
     return ModelNeeds.of(model, gpu, host_bytes=model.generator.talker.text_table.nbytes)
 

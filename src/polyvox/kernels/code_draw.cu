@@ -24,7 +24,7 @@ __device__ __forceinline__ unsigned warp_max(unsigned value) { return __reduce_m
 __device__ __forceinline__ unsigned warp_min(unsigned value) { return __reduce_min_sync(0xFFFFFFFF, value); }
 __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, b); }
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ __forceinline__ float about_inverse(float value) {
+__device__ __forceinline__ float approximate_reciprocal(float value) {
   float made;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(made) : "f"(value));
   return made;
@@ -76,10 +76,10 @@ __device__ __forceinline__ float program_sum(const float *masses) {
   return ((masses[0] + masses[4]) + (masses[2] + masses[6])) + ((masses[1] + masses[5]) + (masses[3] + masses[7]));
 }
 template <int OWN>
-__device__ __forceinline__ float warp_mass(const unsigned (&rank)[OWN], const float (&mass)[OWN], unsigned least) {
-  float sum = rank[0] >= least ? mass[0] : 0.f;
+__device__ __forceinline__ float warp_mass(const unsigned (&rank)[OWN], const float (&mass)[OWN], unsigned threshold) {
+  float sum = rank[0] >= threshold ? mass[0] : 0.f;
 #pragma unroll
-  for (int i = 1; i < OWN; i++) sum += rank[i] >= least ? mass[i] : 0.f;
+  for (int i = 1; i < OWN; i++) sum += rank[i] >= threshold ? mass[i] : 0.f;
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) sum += shuffle_xor(sum, offset);
   return sum;
@@ -87,17 +87,18 @@ __device__ __forceinline__ float warp_mass(const unsigned (&rank)[OWN], const fl
 
 // IEEE division of many values by one: the instructions of __fdiv_rn, without its branches, and with the inverse computed
 // once. Exact where nothing overflows or is subnormal: for divisors of 2^-10 to 2^10 and for zeros and magnitudes of
-// 2^-40 to 2^40, also after the other division, a product or a sum of two of them. A divisor just below a power of 2
-// needs a better inverse (Markstein: Computation of elementary functions on the IBM RISC System/6000 processor, 1990).
+// 2^-40 to 2^40, also after the other division, a product or a sum of two of them. Divisors just below a power of 2
+// would need a better inverse (Markstein: Computation of elementary functions on the IBM RISC System/6000 processor,
+// 1990): those with one of the 16 largest significands are divided otherwise.
 struct Divisor {
   float value, inverse;
 };
 __device__ __forceinline__ Divisor divisor_of(float value) {
-  const float inverse = about_inverse(value);
+  const float inverse = approximate_reciprocal(value);
   return {value, fused(inverse, fused(-value, inverse, 1.f), inverse)};
 }
-__device__ __forceinline__ bool is_plain(const Divisor &divisor) {
-  const bool below_power_of_2 = (__float_as_uint(divisor.value) & 0x7FFFFFu) == 0x7FFFFFu;
+__device__ __forceinline__ bool allows_fast_division(const Divisor &divisor) {
+  const bool below_power_of_2 = (__float_as_uint(divisor.value) & 0x7FFFFFu) >= 0x7FFFF0u;
   return divisor.value >= 1.f / 1024.f && divisor.value <= 1024.f && !below_power_of_2;
 }
 struct Magnitudes {  // the bits of the largest, and of the smallest that is not zero, less one
@@ -106,13 +107,13 @@ struct Magnitudes {  // the bits of the largest, and of the smallest that is not
     const unsigned bits = __float_as_uint(value) & 0x7FFFFFFFu, less = bits - 1;
     largest = bits > largest ? bits : largest, smallest = less < smallest ? less : smallest;
   }
-  __device__ __forceinline__ bool are_plain() const {
+  __device__ __forceinline__ bool allow_fast_division() const {
     return largest <= (127u + 40) << 23 && smallest >= ((127u - 40) << 23) - 1;
   }
 };
-template <bool PLAIN>
+template <bool FAST>
 __device__ __forceinline__ float quotient(float value, const Divisor &divisor) {
-  if (!PLAIN) return divide(value, divisor.value);
+  if (!FAST) return divide(value, divisor.value);
   const float about = multiply_rounded(value, divisor.inverse);
   return fused(divisor.inverse, fused(-divisor.value, about, value), about);
 }
@@ -260,16 +261,16 @@ struct Rules {
 };
 
 // Replaces the logits of a thread by its scores.
-template <bool PLAIN>
+template <bool FAST>
 __device__ __forceinline__ void apply_rules(
     float (&score)[TOKENS + 1], const bool (&was_seen)[TOKENS + 1], float raised, const Divisor &factor,
     const Divisor &temperature) {
 #pragma unroll
   for (int i = 0; i <= TOKENS; i++) {
-    const float divided = quotient<PLAIN>(score[i], factor), multiplied = multiply_rounded(score[i], factor.value);
+    const float divided = quotient<FAST>(score[i], factor), multiplied = multiply_rounded(score[i], factor.value);
     score[i] = !was_seen[i] ? score[i] : score[i] > 0.f ? divided : multiplied;
     if (i == TOKENS) score[i] = add_rounded(score[i], raised);
-    score[i] = quotient<PLAIN>(score[i], temperature);
+    score[i] = quotient<FAST>(score[i], temperature);
   }
 }
 
@@ -304,7 +305,7 @@ __device__ __forceinline__ void draw(
   Divisor temperature_of_row, factor;
   Magnitudes magnitudes;
   float raised = 0.f;
-  bool end_allowed = false, was_seen[TOKENS + 1], plain_divisors = false;
+  bool end_allowed = false, was_seen[TOKENS + 1], fast_divisors = false;
   if constexpr (RULES) {
     const unsigned char *seen_by_id = rules.seen + slot * rules.seen_row;
     const long long now = frame[slot], overtime = now - rules.soft_limit[slot];
@@ -317,7 +318,7 @@ __device__ __forceinline__ void draw(
       raised = multiply_rounded(overtime > 0 ? (float)overtime : 0.f, rules.pressure);
     }
     temperature_of_row = divisor_of(divisor), factor = divisor_of(settings[4 * slot + 3]);
-    plain_divisors = is_plain(temperature_of_row) && is_plain(factor);
+    fast_divisors = allows_fast_division(temperature_of_row) && allows_fast_division(factor);
     magnitudes.add(raised);
   }
   uint2 gains;
@@ -336,7 +337,7 @@ __device__ __forceinline__ void draw(
     for (int i = 0; i < TOKENS; i++) score[i] = i % 2 ? high(pairs[i / 2]) : low(pairs[i / 2]);
 #pragma unroll
     for (int i = 0; i < OWN; i++) magnitudes.add(score[i]);
-    if (plain_divisors && magnitudes.are_plain())
+    if (fast_divisors && magnitudes.allow_fast_division())
       apply_rules<true>(score, was_seen, raised, factor, temperature_of_row);
     else
       apply_rules<false>(score, was_seen, raised, factor, temperature_of_row);
@@ -365,24 +366,24 @@ __device__ __forceinline__ void draw(
     }
   }
   if (top_p < 1.f && !(RULES && greedy)) {
-    float most = score[0];
+    float maximum = score[0];
     unsigned highest = rank[0];
 #pragma unroll
-    for (int i = 1; i < OWN; i++) most = fmaxf(most, score[i]), highest = rank[i] > highest ? rank[i] : highest;
+    for (int i = 1; i < OWN; i++) maximum = fmaxf(maximum, score[i]), highest = rank[i] > highest ? rank[i] : highest;
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) most = fmaxf(most, shuffle_xor(most, offset));
+    for (int offset = 16; offset > 0; offset /= 2) maximum = fmaxf(maximum, shuffle_xor(maximum, offset));
     highest = warp_max(highest);
-    if (lane == 0) shared.largest[warp] = most, shared.best[warp] = highest;
+    if (lane == 0) shared.largest[warp] = maximum, shared.best[warp] = highest;
     sync_program();
 #pragma unroll
     for (int i = 0; i < WARPS; i++) {
-      most = fmaxf(most, shared.largest[i]);
+      maximum = fmaxf(maximum, shared.largest[i]);
       highest = shared.best[i] > highest ? shared.best[i] : highest;
     }
     float mass[OWN];
 #pragma unroll
     for (int i = 0; i < OWN; i++)
-      mass[i] = rank[i] >= threshold ? power_of_2((score[i] - most) * 1.4426950408889634f) : 0.f;
+      mass[i] = rank[i] >= threshold ? power_of_2((score[i] - maximum) * 1.4426950408889634f) : 0.f;
     const float all = warp_mass(rank, mass, 0);
     if (lane == 0) shared.masses[1][0][warp] = all;
     sync_program();

@@ -23,7 +23,6 @@ kept here and dropped there. A row of NaN logits samples the last code.
 Bytes: the logits once (and seen, for code 0, before the previous launch has ended); noise is generated in registers,
 before the previous launch has ended; a row of the table is read once and stored twice.
 Grid: one program of 8 warps per row. With rules a thread has 60 registers, without 48 (sm_90).
-Predicted for code 0 of one row on an H200: 4 to 6 µs, where the Triton kernel takes 16.
 """
 
 from __future__ import annotations

@@ -72,6 +72,7 @@ def embed_pre_norm(ids: Tensor, table: Tensor, norm: Norm, starts_early: bool) -
     """Rows table[ids] before a norm.
 
     starts_early: the launch before this one waited for all before it, so the next one may start before this one waits.
+    Not where PyTorch wrote something before it that a later launch reads before it waits, such as positions.
     """
     if not kernels.active(table):
         return pre_norm_reference(F.embedding(ids, table), norm)

@@ -35,7 +35,9 @@ from polyvox.kernels.rotary import HeadRotation
 from polyvox.kernels.tensor_map import PROMOTE_128_BYTES, PROMOTE_256_BYTES, TensorMap
 
 ARCHITECTURES = (90,)
-MAX_ROWS = 16  # more are faster with decode_kernel (H200: 4.12 instead of 4.08 ms for a frame step of 64 rows)
+# More rows: decode_kernel (bfloat16, H200: 4.08 instead of 4.12 ms for a frame step of 64) or, of a quantised cache,
+# warp_attention.
+MAX_ROWS = 16
 DIM, GROUP, PAGE = 128, 2, 16
 WARPS, WARP_SIZE = 8, 32
 NAMES = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}  # types of the cache

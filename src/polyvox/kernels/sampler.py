@@ -75,7 +75,7 @@ def draw_keyed(
     Writes to `out` if given, int64 of any stride, and returns it.
     """
     rows, vocab = logits.shape
-    assert out is None or (out.shape == (rows,) and out.dtype == torch.int64), (out.shape, out.dtype)
+    _check(logits, draws, out)
     if not kernels.active(logits):
         drawn = draw_keyed_reference(logits, book, draws, first)
         return drawn if out is None else out.copy_(drawn)
@@ -83,9 +83,6 @@ def draw_keyed(
     if not rows:
         return codes
     assert vocab <= MAX_TOKENS, vocab
-    assert logits.stride(1) == draws.slots.stride(0) == draws.segment.stride(0) == draws.frame.stride(0) == 1
-    assert draws.params.stride() == (4, 1), draws.params.stride()
-    assert draws.key.stride() == (2, 1), draws.key.stride()
     if code_draw.supports(logits, first):
         code_draw.launch(logits, book, draws, codes, first)
         return codes
@@ -108,10 +105,18 @@ def draw_embedded(
     logits: Tensor, book: int, draws: DrawInputs, table: Tensor, norm: Norm, out: Tensor
 ) -> tuple[Tensor, PreNorm]:
     """Sample codes into `out`, and look up rows table[codes] [B, 1, size] before a norm, which the next pass reads."""
-    if code_draw.supports(logits) and code_draw.supports_embedding(table, norm):
+    _check(logits, draws, out)
+    if len(logits) and code_draw.supports(logits) and code_draw.supports_embedding(table, norm):
         return out, code_draw.launch_embedded(logits, book, draws, out, table, norm)
     codes = draw_keyed(logits, book, draws, out=out)
     return codes, embed_pre_norm(codes[:, None], table, norm, starts_early=True)
+
+
+def _check(logits: Tensor, draws: DrawInputs, out: Tensor | None) -> None:
+    assert out is None or (out.shape == logits.shape[:1] and out.dtype == torch.int64), (out.shape, out.dtype)
+    assert logits.stride(1) == draws.slots.stride(0) == draws.segment.stride(0) == draws.frame.stride(0) == 1
+    assert draws.params.stride() == (4, 1), draws.params.stride()
+    assert draws.key.stride() == (2, 1), draws.key.stride()
 
 
 def draw_keyed_reference(logits: Tensor, book: int, draws: DrawInputs, first: FirstCodeRules | None = None) -> Tensor:

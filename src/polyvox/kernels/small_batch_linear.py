@@ -93,7 +93,7 @@ def is_small_batch(x: Tensor, weight: Matrix) -> bool:
     return kernels.active(x) and 0 < rows <= (VECTOR_ROWS if x.dtype == torch.float32 else max_rows)
 
 
-def supports_few_outputs(x: Tensor, weight: Matrix) -> bool:
+def is_faster_for_few_outputs(x: Tensor, weight: Matrix) -> bool:
     """Whether `project` is faster than the library for rows x [..., K] and a matrix with few rows, such as 1,024.
 
     Programs with tensor cores own 64 matrix rows each, so most multiprocessors would read nothing.

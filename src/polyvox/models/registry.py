@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 import torch
 
+from polyvox import kernels
 from polyvox.errors import InvalidRequest
 from polyvox.models.config_fields import ConfigFields, read_json
 from polyvox.models.hub import ALL_WEIGHTS, find_checkpoint
@@ -121,39 +122,32 @@ def load_model(path_or_id: str | Path, options: LoadOptions, name: str | Path | 
     """Loads the checkpoint of a folder or hub id. name: how its identity is shown, by default path_or_id."""
     folder = find_checkpoint(path_or_id, needed_weights)
     model = family_of(folder).load(folder, name or path_or_id, options)
-    return _with_types(model, options.kv_dtype, options.weight_dtype)
+    return _with_types(model, options)
 
 
 def default_kv_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """The type of the KV cache of a model of this type: int8 in bfloat16 on a GPU.
 
-    It needs half the memory and is faster with many streams; speech is as intelligible (docs/performance.md).
+    It needs half the memory and is faster with many streams on an H200; speech is as intelligible
+    (docs/performance.md). Without kernels it would only be slower.
     """
-    return torch.int8 if device.type == "cuda" and dtype == torch.bfloat16 else dtype
+    return torch.int8 if device.type == "cuda" and dtype == torch.bfloat16 and kernels.installed() else dtype
 
 
 def random_model(
-    size: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    num_tokens: int | None = None,
-    frames: int | None = None,
-    vocoder_device: torch.device | None = None,
-    kv_dtype: torch.dtype | None = None,
-    weight_dtype: torch.dtype | None = None,
+    size: str, options: LoadOptions, num_tokens: int | None = None, frames: int | None = None
 ) -> SpeechModel:
     """A model with random weights; see `ModelFamily.random_model`."""
     for family in map(get_family, _FAMILIES):
         if size in family.sizes:
-            model = family.random_model(size, device, dtype, num_tokens, frames, vocoder_device)
-            return _with_types(model, kv_dtype, weight_dtype)
+            model = family.random_model(size, options.device, options.dtype, num_tokens, frames, options.vocoder_device)
+            return _with_types(model, options)
     raise InvalidRequest("size", size, published_sizes())
 
 
-def _with_types(model: SpeechModel, kv_dtype: torch.dtype | None, weight_dtype: torch.dtype | None) -> SpeechModel:
+def _with_types(model: SpeechModel, options: LoadOptions) -> SpeechModel:
     """The model with these types of its KV cache and its matrices, or the default ones."""
-    generator = model.generator
-    generator.kv_dtype = default_kv_dtype(generator.device, generator.dtype) if kv_dtype is None else kv_dtype
-    if weight_dtype is not None:
-        model.generator.quantize(weight_dtype)
+    model.generator.kv_dtype = options.kv_dtype or default_kv_dtype(options.device, options.dtype)
+    if options.weight_dtype is not None:
+        model.generator.quantize(options.weight_dtype)
     return model

@@ -144,7 +144,7 @@ class TalkerGeneratorState:
         self.generator = generator
         talker, device, dtype = generator.config, generator.device, generator.dtype
         hidden = generator.hidden_size
-        generator.talker.precompute()
+        generator.talker.precompute(num_slots)
         # A further state computes these again, and CUDA graphs of this one contain their addresses.
         self._precomputed = generator.talker.rotary, generator.talker.code_predictor.precomputed
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.kernels.pre_norm import Norm, PreNorm
-from polyvox.kernels.small_batch_linear import supports_few_outputs
+from polyvox.kernels.small_batch_linear import is_faster_for_few_outputs
 from polyvox.models.layers.linear import Linear, StackedEmbedding, StackedLinear
 from polyvox.models.layers.rotary import RotaryEmbedding
 from polyvox.models.layers.transformer import Transformer
@@ -45,26 +45,48 @@ class FrameKVCache:
         return attend
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameIndices:
+    """The slots and positions of the rows of a frame, for up to so many streams.
+
+    They are the same in every frame: kernels read them before they wait for the launch before (launch_overlap.py).
+    """
+
+    streams: Tensor  # [streams]: stream i is slot i
+    positions: Tensor  # [capacity, streams]: row p is position p of every stream
+    pair_streams: Tensor  # [2 · streams]: those of the first pass, which has positions 0 and 1 of each stream
+    pair_positions: Tensor  # the same
+
+    @classmethod
+    def of(cls, streams: int, capacity: int, device: torch.device) -> "FrameIndices":
+        indices, pair = torch.arange(streams, device=device), torch.arange(2, device=device)
+        positions = torch.arange(capacity, device=device)[:, None].expand(-1, streams).contiguous()
+        return cls(indices, positions, indices.repeat_interleave(2), pair.repeat(streams))
+
+
 class PagedFrameKVCache:
     """The same for kernels: one page per stream stores all rows of its frame."""
 
-    def __init__(self, shape: TransformerConfig, batch: int, capacity: int, like: Tensor) -> None:
+    def __init__(
+        self, shape: TransformerConfig, batch: int, capacity: int, like: Tensor, indices: FrameIndices
+    ) -> None:
+        assert batch <= len(indices.streams), (batch, len(indices.streams))
         self.keys = like.new_empty(shape.layers, batch, capacity, shape.kv_heads, shape.head_dim)
         self.values = torch.empty_like(self.keys)
-        self.streams = torch.arange(batch, device=like.device)
-        # [capacity, batch]: row p is position p of every stream.
-        self.positions = torch.arange(capacity, device=like.device)[:, None].expand(-1, batch).contiguous()
+        self._batch, self._indices = batch, indices
 
     def view(self, start: int, stop: int) -> Attend:
         """The rows from start to stop of each stream, those of one stream next to each other."""
-        slots, positions = self.streams, self.positions[start]
-        if stop - start > 1:
-            # With one stream flatten would return a view.
-            slots = slots[:, None].expand(-1, stop - start).flatten().contiguous()
-            positions = self.positions[start:stop].T.flatten()
+        batch, indices = self._batch, self._indices
+        streams = indices.streams[:batch]
+        if stop - start == 1:
+            slots, positions = streams, indices.positions[start, :batch]
+        else:
+            assert (start, stop) == (0, 2), (start, stop)
+            slots, positions = indices.pair_streams[: 2 * batch], indices.pair_positions[: 2 * batch]
         return PagedKVView(
-            self.keys, self.values, self.streams[:, None], slots, positions, decode_only=stop - start == 1,
-            is_first_pair=(start, stop) == (0, 2),
+            self.keys, self.values, streams[:, None], slots, positions, decode_only=stop - start == 1,
+            is_first_pair=start == 0,
         )  # fmt: skip
 
 
@@ -73,8 +95,9 @@ class PrecomputedRows:
     """What is the same in every frame."""
 
     rotary: RotaryEmbedding
-    first_rows: Tensor  # [vocab, hidden]: each first code as the projected input row of the predictor
-    rows: Tensor  # [codebooks - 1, vocab, hidden]: the same of the other codes
+    rows: Tensor  # [codebooks - 1, vocab, hidden]: each code but the first as the projected input row of the predictor
+    first_rows: Tensor  # [vocab, hidden]: the same of the first code
+    indices: FrameIndices
 
 
 class PredictorTransformer(Transformer):
@@ -104,27 +127,29 @@ class CodePredictor(nn.Module):
         self.lm_head.quantize(dtype)
 
     @torch.no_grad()
-    def precompute(self, first_embedding: Tensor) -> None:
+    def precompute(self, first_embedding: Tensor, max_batch: int) -> None:
         """Computes what is the same in every frame, once the weights are loaded; required for frames with kernels.
 
-        first_embedding: [vocab, input_size], of the first code.
+        first_embedding: [vocab, input_size], of the first code. max_batch: streams of a frame.
         """
         tables: Tensor = self.model.codec_embedding.weight
         rotary = self._rotary(tables)
         if isinstance(self.small_to_mtp_projection, Linear):
             tables = torch.stack([self.small_to_mtp_projection(table) for table in tables])
-        self.precomputed = PrecomputedRows(rotary, self.small_to_mtp_projection(first_embedding), tables)
+        first_rows = self.small_to_mtp_projection(first_embedding)
+        indices = FrameIndices.of(max_batch, self.num_codebooks + 1, tables.device)
+        self.precomputed = PrecomputedRows(rotary, tables, first_rows, indices)
 
     def inputs(self, hidden: Tensor, first: Tensor) -> Tensor:
         """Hidden state and embedding of the first code, each [B, input_size], as rows [B, 2, size] of pass 0."""
         return self.small_to_mtp_projection(torch.stack([hidden, first], dim=1))
 
-    def includes_norm(self, hidden: Tensor) -> bool:
-        """Whether `kernel_inputs` is faster from hidden states before the talker's final norm."""
+    def fuses_final_norm(self, hidden: Tensor) -> bool:
+        """Whether `first_pass_inputs` is faster from hidden states before the talker's final norm."""
         projection = self.small_to_mtp_projection
-        return isinstance(projection, Linear) and supports_few_outputs(hidden, projection.matrix)
+        return isinstance(projection, Linear) and is_faster_for_few_outputs(hidden, projection.matrix)
 
-    def kernel_inputs(self, hidden: Tensor | PreNorm, first: Tensor) -> Tensor | PreNorm:
+    def first_pass_inputs(self, hidden: Tensor | PreNorm, first: Tensor) -> Tensor | PreNorm:
         """The same by kernels, from first codes [B] and hidden states after the talker's final norm or before it."""
         assert self.precomputed is not None, "call precompute() before frames with kernels"
         projection, bias = self.small_to_mtp_projection, None
@@ -142,32 +167,38 @@ class CodePredictor(nn.Module):
         draw_embedded: with kernels, in place of draw where the next pass reads what it returns.
         """
         precomputed, like = self.precomputed, x.rows if isinstance(x, PreNorm) else x
-        with_kernels = precomputed is not None and kernels.active(like)
-        cache_type = PagedFrameKVCache if with_kernels else FrameKVCache
-        cache = cache_type(self.config.transformer, len(like), self.num_codebooks + 1, like=like)
+        size = self.config.transformer, len(like), self.num_codebooks + 1, like
+        cache: FrameKVCache | PagedFrameKVCache
+        if precomputed is not None and kernels.active(like):
+            cache = PagedFrameKVCache(*size, precomputed.indices)
+        else:
+            cache = FrameKVCache(*size)
         rotary = self._rotary(like) if precomputed is None else precomputed.rotary
         codes: list[Tensor] = []
         for book in range(self.num_codebooks):
             start, stop = (book + 1, book + 2) if book else (0, 2)
             logits = self.model.logits(x, rotary.rows(start, stop), cache.view(start, stop), self.lm_head[book])
-            is_last = book == self.num_codebooks - 1
-            if draw_embedded is not None and precomputed is not None and not is_last:
-                table = precomputed.rows[book]
-                if self.model.reads_pre_norm(table[0].expand(len(logits), 1, -1)):
-                    code, x = draw_embedded(book, logits, table, self.model.first_norm)
-                    codes.append(code)
-                    continue
-            code = draw(book, logits)
-            codes.append(code)
-            if is_last:
-                break
-            if precomputed is None:
-                x = self.small_to_mtp_projection(F.embedding(code[:, None], self.model.codec_embedding.weight[book]))
-            elif with_kernels:
-                x = self.model.embed(code[:, None], precomputed.rows[book], starts_early=True)  # after the sampler
+            if book == self.num_codebooks - 1:
+                codes.append(draw(book, logits))
             else:
-                x = F.embedding(code[:, None], precomputed.rows[book])
+                code, x = self._draw_and_embed(book, logits, draw, draw_embedded)
+                codes.append(code)
         return codes
+
+    def _draw_and_embed(
+        self, book: int, logits: Tensor, draw: Draw, draw_embedded: DrawEmbedded | None
+    ) -> tuple[Tensor, Tensor | PreNorm]:
+        """Codes [B] and the rows [B, 1, size] of the next pass."""
+        if self.precomputed is None:
+            code = draw(book, logits)
+            return code, self.small_to_mtp_projection(
+                F.embedding(code[:, None], self.model.codec_embedding.weight[book])
+            )
+        table = self.precomputed.rows[book]
+        if draw_embedded is not None and self.model.reads_pre_norm(table[0].expand(len(logits), 1, -1)):
+            return draw_embedded(book, logits, table, self.model.first_norm)
+        code = draw(book, logits)
+        return code, F.embedding(code[:, None], table)
 
     def _rotary(self, like: Tensor) -> RotaryEmbedding:
         positions = torch.arange(self.num_codebooks + 1, device=like.device)[None]

@@ -72,14 +72,14 @@ class BaseTalker(nn.Module, ABC):
         self.codec_head.quantize(dtype)
         self.code_predictor.quantize(dtype)
 
-    def precompute(self) -> None:
-        """Computes from the loaded weights what every pass needs."""
+    def precompute(self, max_batch: int) -> None:
+        """Computes from the loaded weights what every pass needs; max_batch: streams of a frame."""
         has_kernels = self.device.type != "cpu" or kernels.active(self.codec_head.weight)
         arrange_matrices(self, by_column=not has_kernels)
         if has_kernels:
             positions = torch.arange(self.max_positions, device=self.device)[None]
             self.rotary = RotaryEmbedding(positions, self.config, self.dtype)
-        self.code_predictor.precompute(self.model.codec_embedding.weight)
+        self.code_predictor.precompute(self.model.codec_embedding.weight, max_batch)
 
     def text_rows(self, ids: Tensor) -> Tensor:
         """Text ids as rows of the talker's width; the table must be on its device."""
@@ -94,16 +94,15 @@ class BaseTalker(nn.Module, ABC):
     def frame(self, ids: Tensor, table: Tensor, positions: Tensor, attend: Attend) -> Tensor | PreNorm:
         """Rows table[ids] of ids [B] at positions [B] to hidden states [B,hidden].
 
-        They are before the final norm where all that reads them includes it.
+        They are before the final norm (PreNorm) if the head and the predictor's projection apply it themselves.
         """
-        # The positions are gathered by the launch before, and attention reads them before it waits.
-        x = self.model.embed(ids[:, None], table, starts_early=False)
+        x = self.model.embed(ids[:, None], table)
         last = self.model.run_last(x, self._rotary(table, positions[:, None], attend), attend)
         if not isinstance(last, PreNorm):
             return last
         hidden = last.gained
-        includes_norm = is_small_batch(hidden, self.codec_head.matrix) and self.code_predictor.includes_norm(hidden)
-        return last if includes_norm else self.model.norm(last.rows)
+        fused = is_small_batch(hidden, self.codec_head.matrix) and self.code_predictor.fuses_final_norm(hidden)
+        return last if fused else self.model.norm(last.rows)
 
     def logits(self, hidden: Tensor | PreNorm) -> Tensor:
         """Logits of the first code for hidden states of `frame`."""
@@ -115,7 +114,7 @@ class BaseTalker(nn.Module, ABC):
     def predictor_inputs(self, hidden: Tensor | PreNorm, first: Tensor) -> Tensor | PreNorm:
         """What the code predictor reads: hidden states of `frame` and first codes [B]."""
         if isinstance(hidden, PreNorm) or kernels.active(hidden):
-            return self.code_predictor.kernel_inputs(hidden, first)
+            return self.code_predictor.first_pass_inputs(hidden, first)
         return self.code_predictor.inputs(hidden, self.model.codec_embedding(first))
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:

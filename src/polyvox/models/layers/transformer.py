@@ -209,13 +209,10 @@ class Transformer(nn.Module):
         # The first pass of the code predictor has twice as many rows as its head.
         return head.fused(last) if head.supports_fused(last.gained) else head(self.norm(last.rows))
 
-    def embed(self, ids: Tensor, table: Tensor, starts_early: bool) -> Tensor | PreNorm:
-        """Rows table[ids] as the input of a pass, before the first norm if products include it.
-
-        starts_early: see `embed_pre_norm`.
-        """
+    def embed(self, ids: Tensor, table: Tensor) -> Tensor | PreNorm:
+        """Rows table[ids] as the input of a pass, before the first norm if products include it."""
         if self.reads_pre_norm(table[0].expand(*ids.shape, -1)):
-            return embed_pre_norm(ids, table, self.first_norm, starts_early)
+            return embed_pre_norm(ids, table, self.first_norm, starts_early=False)
         return F.embedding(ids, table)
 
     def reads_pre_norm(self, x: Tensor) -> bool:
