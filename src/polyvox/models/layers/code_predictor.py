@@ -47,7 +47,7 @@ class FrameKVCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameIndices:
-    """The slots and positions of the rows of a frame, for a number of streams and less.
+    """The slots and positions of the rows of a frame; a batch of fewer streams has the first ones.
 
     They are the same in every frame: kernels read them before they wait for the launch before (launch_overlap.py).
     """
