@@ -10,8 +10,8 @@ What a kernel reads before it waits is either constant while the engine runs (we
 launch with `wait()` (slots, positions, noise keys, the KV cache of earlier passes), which lets its successors start
 only after its predecessors have ended. Attention of the code predictor reads the keys of earlier passes before it
 waits: the sampler, between two passes, must not start the next launch before it has waited itself. Launches of PyTorch
-and cuBLAS are ordered as usual: what they write, such as the positions of a frame step, is complete for kernels that
-read it before they wait once a launch with `wait()` follows. Between two such launches PyTorch may write no such thing.
+and cuBLAS are ordered as usual, but what they write, such as the positions of a frame step, may be read before a wait
+only if a launch with `wait()` is between: a kernel that calls start_next() first could let the reader start too early.
 """
 
 from __future__ import annotations
