@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -111,6 +111,16 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> object:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     monkeypatch.setattr(triton_interpreter, "_patch_lang_tensor", patch_for_numpy_2_4)
+    dot = triton_interpreter.InterpreterBuilder.create_dot
+
+    def dot_by_row(builder: object, a: Any, *others: Any) -> Any:
+        """As on a GPU, a row's bits do not depend on its index; in a product by OpenBLAS they do on some CPUs."""
+        rows = triton_interpreter.TensorHandle(a.data[..., None, :], a.dtype)
+        b, d, *settings = others
+        made = dot(builder, rows, b, triton_interpreter.TensorHandle(d.data[..., None, :], d.dtype), *settings)
+        return triton_interpreter.TensorHandle(made.data[..., 0, :], made.dtype)
+
+    monkeypatch.setattr(triton_interpreter.InterpreterBuilder, "create_dot", dot_by_row)
     # Triton patches its language at every call of a function inside a kernel, a third of the time: once is enough.
     scope = triton_interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     monkeypatch.setattr(triton_interpreter, "_patch_lang", lambda _: triton_interpreter._LangPatchScope())

@@ -9,15 +9,17 @@ import pytest
 import torch
 from benchmarks import vocoder_placement
 
+from polyvox.models.registry import LoadOptions
+
 
 def test_the_model_is_built_with_the_vocoder_on_the_device_of_its_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines: list[Any] = []
 
-    def random_model(size: str, device: torch.device, dtype: torch.dtype, vocoder_device: torch.device) -> Any:
-        assert (size, device.type, dtype) == ("1.7B", "cpu", torch.float32)
-        return SimpleNamespace(vocoder=SimpleNamespace(device=f"vocoder on {vocoder_device}"))
+    def random_model(size: str, options: LoadOptions) -> Any:
+        assert (size, options.device.type, options.dtype) == ("1.7B", "cpu", torch.float32)
+        return SimpleNamespace(vocoder=SimpleNamespace(device=f"vocoder on {options.vocoder_device}"))
 
     def engine(model: Any, config: Any) -> Any:
         assert config.max_streams == 4
