@@ -59,6 +59,7 @@ class FrameIndices:
 
     @classmethod
     def of(cls, streams: int, capacity: int, device: torch.device) -> "FrameIndices":
+        streams += streams % 2  # rows of 16 bytes: Triton compiles kernels for addresses of other alignment again
         indices, pair = torch.arange(streams, device=device), torch.arange(2, device=device)
         positions = torch.arange(capacity, device=device)[:, None].expand(-1, streams).contiguous()
         return cls(indices, positions, indices.repeat_interleave(2), pair.repeat(streams))
