@@ -90,7 +90,7 @@ def launch_embedded(logits: Tensor, book: int, draws: DrawInputs, codes: Tensor,
     """sampler.draw_embedded, for logits and a table that are supported; writes codes [B]."""
     rows, gained = (table.new_empty(len(logits), 1, SIZE) for _ in range(2))
     squares = torch.empty(len(logits), 1, WARPS, dtype=torch.float32, device=logits.device)
-    _launch("code_draw_embed", logits, book, draws, codes, [table, norm.gain, rows, gained, squares])
+    _launch("code_draw_embed", logits, book, draws, codes, embedding=[table, norm.gain, rows, gained, squares])
     return PreNorm(rows, gained, squares, norm)
 
 
@@ -100,10 +100,9 @@ def launch(logits: Tensor, book: int, draws: DrawInputs, codes: Tensor, first: F
         return _launch("code_draw", logits, book, draws, codes)
     assert first.seen.dtype == torch.bool, first.seen.dtype
     assert first.seen.stride(1) == first.min_frames.stride(0) == first.soft_limit.stride(0) == 1
+    rules = [first.seen, first.min_frames, first.soft_limit]
     settings = [first.seen.stride(0), first.end, float(first.pressure)]
-    return _launch(
-        "first_code_draw", logits, book, draws, codes, [], [first.seen, first.min_frames, first.soft_limit], settings
-    )
+    return _launch("first_code_draw", logits, book, draws, codes, rules=rules, settings=settings)
 
 
 def _launch(

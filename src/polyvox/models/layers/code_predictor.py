@@ -142,7 +142,7 @@ class CodePredictor(nn.Module):
         self.precomputed = PrecomputedRows(rotary, tables, first_rows, indices)
 
     def inputs(self, hidden: Tensor, first: Tensor) -> Tensor:
-        """Hidden state and embedding of the first code, each [B, input_size], as rows [B, 2, size] of pass 0."""
+        """Rows [B, 2, size] of the first pass: hidden state and embedding of the first code, each [B, input_size]."""
         return self.small_to_mtp_projection(torch.stack([hidden, first], dim=1))
 
     def fuses_final_norm(self, hidden: Tensor) -> bool:
@@ -151,7 +151,7 @@ class CodePredictor(nn.Module):
         return isinstance(projection, Linear) and is_faster_for_few_outputs(hidden, projection.matrix)
 
     def first_pass_inputs(self, hidden: Tensor | PreNorm, first: Tensor) -> Tensor | PreNorm:
-        """The same by kernels, from first codes [B] and hidden states after the talker's final norm or before it."""
+        """The same rows by kernels, from first codes [B] and hidden states after or before the talker's final norm."""
         assert self.precomputed is not None, "call precompute() before frames with kernels"
         projection, bias = self.small_to_mtp_projection, None
         if isinstance(hidden, PreNorm):
