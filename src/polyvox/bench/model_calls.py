@@ -24,6 +24,7 @@ from polyvox.engine.kv_cache import KVCache
 from polyvox.engine.memory import machine_memory
 from polyvox.engine.parallel_compiler import DeviceCalls, ParallelCompiler, max_compilers
 from polyvox.engine.stream_state import RING_FRAMES
+from polyvox.kernels.quantized_rows import quantize_rows
 from polyvox.models.protocol import NO_ID, PrefillMetadata, PromptRows, SpeechModel
 from polyvox.models.request import ClonedVoice, Request, Sampling
 
@@ -37,7 +38,7 @@ NEVER_ENDING = Sampling(1.0, 1, 1.0, 1.0, 1.0, 1, 1.0, min_frames=1_000_000)
 
 
 class SyntheticBatch:
-    """Streams in the middle of an utterance: the context is zeros, and no stream ends."""
+    """Streams in the middle of an utterance: keys and values are random, and no stream ends."""
 
     def __init__(self, model: SpeechModel, batch: int, context: int, frames: int, codec_frames: int) -> None:
         generator = self.generator = model.generator
@@ -46,6 +47,7 @@ class SyntheticBatch:
         self.state = generator.new_state(batch, 1, RING_FRAMES)
         self.vocoder_state = model.vocoder.new_state(batch)
         self.cache = KVCache(generator.kv_shape, batch * pages, batch, pages, generator.device, generator.kv_dtype)
+        fill_cache(self.cache)
         self.slots = torch.arange(batch, device=generator.device)
         self.first = torch.zeros_like(self.slots)
         self.vocoder_slots = self.slots.to(model.vocoder.device)
@@ -94,6 +96,18 @@ class SyntheticBatch:
             return 2 * self.vocoder_state.nbytes
         positions = self.prompt.shape[1] if call == "prefill" else self.batch * (self.context + 1)
         return positions * self.generator.kv_shape.position_bytes(self.generator.kv_dtype)
+
+
+def fill_cache(cache: KVCache) -> None:
+    """Random keys and values: with zeros a GPU needs less power, so that large batches run at a higher clock."""
+    generator = torch.Generator(cache.keys.device).manual_seed(0)
+    for part, pool in enumerate((cache.keys, cache.values)):
+        for layer, rows in enumerate(pool):
+            made = torch.randn(rows.shape, generator=generator, device=rows.device)
+            if cache.scales is not None:
+                made, scales = quantize_rows(made, rows.dtype)
+                cache.scales[part, layer] = scales.transpose(1, 2)
+            rows.copy_(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +213,7 @@ def _capture(call: Callable[[], object], device: torch.device, rows: int) -> Cal
 
     program = GraphedCall(run, rows=rows)
     stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
     program.compile(stream)
     stream.synchronize()
     program.capture(stream, torch.cuda.graph_pool_handle())
