@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What code_draw.cu needs of the hardware, for a CPU.
+#include <bit>
+
 #define SHARED static  // one program at a time
 
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
@@ -26,6 +28,7 @@ static unsigned warp_max(unsigned value) {
 static unsigned warp_min(unsigned value) {
   return reduce_warp(value, [](unsigned a, unsigned b) { return a < b ? a : b; });
 }
+static int __ffs(unsigned value) { return std::countr_zero(value) + 1; }  // of values that are not zero
 static float divide(float a, float b) { return a / b; }
 static float fused(float a, float b, float c) { return std::fma(a, b, c); }
 // The GPU's inverse differs from the exact one by up to two units in the last place.
@@ -33,5 +36,7 @@ static int inverse_error;
 static float approximate_reciprocal(float value) { return __uint_as_float(__float_as_uint(1 / value) + inverse_error); }
 static float multiply_rounded(float a, float b) { return a * b; }
 static float add_rounded(float a, float b) { return a + b; }
+static bool many_rows;
+static bool has_many_rows() { return many_rows; }
 static float load_value(const bits16 *from) { return to_float(*from); }
 static float power_of_2(float value) { return std::exp2(value); }

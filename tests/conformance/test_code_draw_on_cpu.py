@@ -46,6 +46,7 @@ static void call_thresholds(void **p, int *) {
   if (thread == 0) ((unsigned *)p[2])[row] = found;
 }
 LAUNCH(thresholds)
+extern "C" void set_many_rows(int value) { many_rows = value; }
 extern "C" int quotients(const float *values, const float *divisors, float *made, int count, int error) {
   inverse_error = error;
   int num_fast = 0;
@@ -83,8 +84,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return compile_for_cpu(PROGRAM, tmp_path_factory.mktemp("code_draw"), "-O2")
 
 
-@pytest.fixture
-def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[False, True], ids=["few rows", "many rows"])
+def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """With noise before the filters, and after them."""
+    compiled.set_many_rows(request.param)
     monkeypatch.setattr(code_draw, "source", lambda _: CpuSource(compiled))
 
 

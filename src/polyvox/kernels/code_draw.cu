@@ -14,6 +14,9 @@
 constexpr int WARPS = 8, THREADS = 32 * WARPS, TOKENS = 8, CODES = THREADS * TOKENS;
 constexpr int HALF_BITS = 16, STEP_BITS = 2, STEPS = HALF_BITS / STEP_BITS, CHOICES = (1 << STEP_BITS) - 1;
 constexpr int FIELD = 10;  // bits of a warp's count, at most 257
+// More programs than run at a time on an H200: noise is not generated before the wait for all tokens, which would delay
+// the programs after the first ones, but after the filters for those that are kept. Its bits are the same.
+constexpr int MANY_ROWS = 513;
 
 // Everything that needs the hardware; a test replaces it by functions for a CPU.
 #ifdef ON_CPU
@@ -42,6 +45,7 @@ __device__ __forceinline__ float power_of_2(float value) {
   asm("ex2.approx.f32 %0, %1;" : "=f"(made) : "f"(value));
   return made;
 }
+__device__ __forceinline__ bool has_many_rows() { return gridDim.x >= MANY_ROWS; }
 #define SHARED __shared__
 #endif
 
@@ -287,16 +291,17 @@ __device__ __forceinline__ void draw(
   const float temperature = settings[4 * slot], top_p = settings[4 * slot + 2];
   const int top_k = (int)settings[4 * slot + 1];
   const bool greedy = temperature == 0.f;
-  float noise[OWN];
-#pragma unroll
-  for (int i = 0; i < OWN; i++) {
-    noise[i] = 0.f;
-    if (greedy || (i == TOKENS && !has_end)) continue;
+  const auto noise_of = [&](int i) {
     const unsigned word = philox(i < TOKENS ? first + i : rules.end, book, (unsigned)frame[slot], (unsigned)segment[slot],
                                  (unsigned)key[2 * slot], (unsigned)key[2 * slot + 1]);
     const float uniform = ((float)(word >> 9) + 0.5f) * (1.f / 8388608.f);
-    noise[i] = -logf(-logf(uniform));
-  }
+    return -logf(-logf(uniform));
+  };
+  const bool is_noise_late = has_many_rows();
+  float noise[OWN];
+#pragma unroll
+  for (int i = 0; i < OWN; i++)
+    noise[i] = greedy || is_noise_late || (i == TOKENS && !has_end) ? 0.f : noise_of(i);
   const unsigned count = top_k == 0 ? CODES : top_k < 1 ? 1 : top_k > CODES ? CODES : top_k;
   const float divisor = greedy ? 1.f : temperature;
   // Read before the wait: what the last frame step wrote (seen, frame), or what was written when the stream started.
@@ -392,6 +397,19 @@ __device__ __forceinline__ void draw(
     threshold = by_mass > threshold ? by_mass : threshold;
     threshold = threshold < highest ? threshold : highest;
     sync_program();
+  }
+
+  if (is_noise_late && !greedy) {  // few tokens are kept, and a thread has few of them
+    unsigned kept = 0;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) kept |= rank[i] >= threshold && (i < TOKENS || has_end) ? 1u << i : 0u;
+    while (kept) {
+      const int next = __ffs(kept) - 1;
+      const float made = noise_of(next);
+#pragma unroll
+      for (int i = 0; i < OWN; i++) noise[i] = i == next ? made : noise[i];
+      kept &= kept - 1;
+    }
   }
 
   unsigned best = 0, token = CODES - 1;
