@@ -55,13 +55,15 @@ def test_only_one_architecture_and_large_batches_in_bfloat16_are_supported() -> 
     for gpu in GPUS.values():
         with assume(gpu):
             assert wgmma_linear.supports(given, weight) == (gpu.architecture == 90)
-    assert all(wgmma_linear.supports(rows(count, 1024), weight) for count in LARGE_BATCHES)
-    assert not any(wgmma_linear.supports(rows(count, 1024), weight) for count in (64, 255, 384, 4096))
-    assert wgmma_linear.supports(rows(512, 2048), rows(12288, 2048), gated=True)
-    assert wgmma_linear.supports(rows(1024, 2048), rows(12288, 2048), gated=True)
-    assert not wgmma_linear.supports(rows(2048, 2048), rows(12288, 2048), gated=True)
-    assert wgmma_linear.supports(rows(512, 2048), rows(1024, 2048))
-    assert not wgmma_linear.supports(rows(256, 2048), rows(1024, 2048))
+    assert all(wgmma_linear.supports(rows(count, 1024), weight) for count in (65, 96, 320, 512, 768, 1024, 2048))
+    assert not any(wgmma_linear.supports(rows(count, 1024), weight) for count in (64, 640, 1280, 4096))
+    for count in (96, 256, 448, 512, 1024):
+        assert wgmma_linear.supports(rows(count, 2048), rows(12288, 2048), gated=True)
+    for count in (64, 320, 640, 2048):
+        assert not wgmma_linear.supports(rows(count, 2048), rows(12288, 2048), gated=True)
+    assert wgmma_linear.supports(rows(320, 2048), rows(1024, 2048))
+    assert not wgmma_linear.supports(rows(320, 2048), rows(2048, 2048))
+    assert not wgmma_linear.supports(rows(512, 4096), rows(4096, 4096))
     assert not wgmma_linear.supports(rows(512, 1024, torch.float16), rows(4096, 1024, torch.float16))
     assert not wgmma_linear.supports(given, rows(4097, 1024))
     assert wgmma_linear.supports(given, rows(6144, 1024), gated=True)
@@ -89,7 +91,7 @@ def test_launches_overlap_for_few_rows_and_for_large_batches_on_one_architecture
                     count == 64 or (gpu.architecture == 90 and width == 2048 and dtype == DTYPE)
                 )
                 assert overlap(rows(count, width, dtype))["OVERLAP"] == expected
-            assert not overlap(rows(384, 2048))["OVERLAP"]
+            assert not overlap(rows(600, 2048))["OVERLAP"]
 
 
 @pytest.mark.usefixtures("_nvrtc")
@@ -111,7 +113,7 @@ def test_the_source_has_all_tiles_and_no_others() -> None:
 @pytest.mark.parametrize("kind", SHAPES)
 def test_every_supported_matrix_has_a_tile_that_fits(kind: int) -> None:
     for matrix_rows in (384, *(height for height, _ in SHAPES[kind])):
-        for count in LARGE_BATCHES:
+        for count in (each[-1] for ranges in LARGE_BATCHES.values() for each in ranges):
             tile = choose_tile(count, matrix_rows, kind, 132)
             assert tile.kind == kind
             assert tile.divides(matrix_rows)

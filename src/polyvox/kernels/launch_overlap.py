@@ -27,24 +27,37 @@ from polyvox.kernels.lazy_triton import Kernel
 if TYPE_CHECKING:
     import triton.language as tl
 
-MAX_ROWS = 64  # most calls with more rows use cuBLAS, whose launches do not take part
-# Numbers of rows that wgmma_linear.py multiplies: on sm_90 in bfloat16 their launches overlap, also where other kernels
-# or cuBLAS multiply them. Narrower rows are those of attention heads and codes.
-LARGE_BATCHES, MIN_WIDTH, LARGE_BATCH_ARCHITECTURE = (256, 512, 1024, 2048), 1024, 90
+MAX_ROWS = 64
+# Numbers of rows that wgmma_linear.py multiplies, by the model's width. With others, which leave a part of the tiles
+# empty, cuBLAS is as fast or faster; its launches do not take part.
+LARGE_BATCHES = {
+    2048: (range(65, 257), range(385, 513), range(897, 1025)),
+    1024: (range(65, 513), range(641, 1025), range(1537, 2049)),
+}
+# On sm_90 in bfloat16 launches of these numbers of rows overlap, also where other kernels or cuBLAS multiply them.
+# Narrower rows are those of attention heads and codes.
+MIN_WIDTH, LARGE_BATCH_ARCHITECTURE = min(LARGE_BATCHES), 90
+
+
+def is_large_batch(rows: int, width: int) -> bool:
+    """Whether wgmma_linear.py multiplies this many rows in a model of this width."""
+    return any(rows in each for each in LARGE_BATCHES.get(width, ()))
 
 
 def overlap(rows: Tensor) -> dict[str, Any]:
-    """Launch options for rows [..., columns]; overlap needs sm_90 and few rows, or as many as LARGE_BATCHES has.
+    """Launch options for rows [..., columns]; overlap needs sm_90 and few rows, or a number in LARGE_BATCHES.
 
     Triton's interpreter has none.
     """
     count, width = rows.numel() // rows.shape[-1], rows.shape[-1]
     if rows.device.type == "cpu" or not gpu_of(rows.device).can_overlap_launches:
         return {"OVERLAP": False}
-    is_large_batch = count in LARGE_BATCHES and width >= MIN_WIDTH and rows.dtype == torch.bfloat16
-    if count <= MAX_ROWS or (is_large_batch and gpu_of(rows.device).architecture == LARGE_BATCH_ARCHITECTURE):
-        return {"OVERLAP": True, "launch_pdl": True}
-    return {"OVERLAP": False}
+    if count > MAX_ROWS:
+        is_large = any(is_large_batch(count, each) for each in LARGE_BATCHES)
+        is_fused = is_large and width >= MIN_WIDTH and rows.dtype == torch.bfloat16
+        if not is_fused or gpu_of(rows.device).architecture != LARGE_BATCH_ARCHITECTURE:
+            return {"OVERLAP": False}
+    return {"OVERLAP": True, "launch_pdl": True}
 
 
 @Kernel

@@ -7,7 +7,8 @@
 // (bulk tensor copies, swizzled by 128 bytes); each warpgroup multiplies 64 rows of x. The two programs of a cluster
 // have the same matrix rows, and each copies half of them to both, because the L2 cache cannot deliver tiles of this
 // size to every multiprocessor. The first stages of the matrix are copied before the previous launch has ended
-// (launch_overlap.py); the next launch may start when this one has waited.
+// (launch_overlap.py); the next launch may start when this one has waited. Rows of x that do not exist are not copied:
+// a copy of which only a part exists takes longer than a whole one.
 
 #include "warps.cuh"
 #include "overlap.cuh"
@@ -16,6 +17,7 @@
 #include "wgmma_bfloat16.cuh"
 
 constexpr int CLUSTER = 2;            // programs
+constexpr int BOX = 64;               // rows of a copy of x
 constexpr int PART = 64;              // outputs whose squares are summed
 constexpr int GATED = 1, ADD = 2;     // kinds of products; 0: neither
 
@@ -75,7 +77,7 @@ __device__ __forceinline__ void product(
     int add_row, float eps) {
   constexpr int BLOCKS = BM > 128 ? 2 : 1;   // of 64 rows of a warpgroup
   constexpr int WARPS = BM / 16 / BLOCKS;     // that multiply; the last warp copies
-  constexpr int X_BYTES = BM * ROW_BYTES, STAGE = (BM + BN) * ROW_BYTES;
+  constexpr int X_BYTES = BM * ROW_BYTES, BOX_BYTES = BOX * ROW_BYTES, STAGE = (BM + BN) * ROW_BYTES;
   constexpr int WIDTH = KIND == GATED ? BN / 2 : BN;  // outputs of a program
   constexpr int CHUNKS = WIDTH / 8, PITCH = WIDTH * 2 + 16, ITERATIONS = 16 * CHUNKS / 32;
   static_assert(KIND != ADD || BLOCKS == 1, "the residuals of one block are loaded before the products");
@@ -106,16 +108,18 @@ __device__ __forceinline__ void product(
     if (BLOCKS > 1) give_registers();
     if (warp == WARPS && lane == 0) {
       constexpr int COPIED = WIDTH / CLUSTER;  // matrix rows of a copy
+      const int left = (rows - first_row + BOX - 1) / BOX, boxes = left < 0 ? 0 : left < BM / BOX ? left : BM / BOX;
       auto copy_weight = [&](int step, int slot) {
         const unsigned to = stages + slot * STAGE + X_BYTES + rank * COPIED * ROW_BYTES;
         const int row = first + rank * COPIED;
-        arrive_expecting(full + 8 * slot, STAGE);
+        arrive_expecting(full + 8 * slot, STAGE - X_BYTES + boxes * BOX_BYTES);
         copy_box_to_cluster(to, weight, step * DEPTH, row, full + 8 * slot);
         if (KIND == GATED)
           copy_box_to_cluster(to + WIDTH * ROW_BYTES, weight, step * DEPTH, outputs + row, full + 8 * slot);
       };
       auto copy_x = [&](int step, int slot) {
-        copy_box(stages + slot * STAGE, x, step * DEPTH, first_row, full + 8 * slot);
+        for (int i = 0; i < boxes; i++)
+          copy_box(stages + slot * STAGE + i * BOX_BYTES, x, step * DEPTH, first_row + i * BOX, full + 8 * slot);
       };
       for (int i = 0; i < STAGES; i++) copy_weight(i, i);
       wait_for_previous();
@@ -179,10 +183,19 @@ __device__ __forceinline__ void product(
 #pragma unroll
     for (int i = 0; i < ITERATIONS; i++) residuals[i] = residual_of(i);
 
+  int slot = 0, phase = 0, previous = 0;
+  if (first_row >= rows) {  // the other program of the cluster copies to this one, and waits until that is read
+    for (int step = 0; step < steps; step++) {
+      barrier_wait(full + 8 * slot, phase);
+      if (lane < CLUSTER) arrive(release + 8 * slot);
+      if (++slot == STAGES) slot = 0, phase ^= 1;
+    }
+    return;
+  }
+
   float sums[BLOCKS][BN / 2];
 #pragma unroll
   for (int i = 0; i < BLOCKS * BN / 2; i++) sums[i / (BN / 2)][i % (BN / 2)] = 0.f;
-  int slot = 0, phase = 0, previous = 0;
   for (int step = 0; step < steps; step++) {
     barrier_wait(full + 8 * slot, phase);
     const u64 a = operand(stages + slot * STAGE + warp / 4 * 64 * BLOCKS * ROW_BYTES);
