@@ -40,7 +40,7 @@ typedef TensorMap Map;
   extern "C" void launch_##NAME(int num_programs, int threads, int shared, Map *maps, void **p, int *n, float *f) { \\
     launch(num_programs, threads, shared, [=] { \\
       NAME(maps[0], maps[1], (float *)p[0], (B *)p[1], (B *)p[2], (B *)p[3], (B *)p[4], (float *)p[5], n[0], n[1], \\
-           n[2], n[3], n[4], n[5], n[6], f[0]); \\
+           n[2], n[3], n[4], n[5], f[0]); \\
     }, CLUSTER); \\
   }
 """
@@ -139,7 +139,7 @@ def test_a_product_equals_its_reference(kind: int, division: ClusterDivision, ro
 @needs_compiler
 @pytest.mark.usefixtures("_on_cpu")
 @pytest.mark.parametrize("division", [division for kind, division in SHAPES if kind == ADD])
-@pytest.mark.parametrize("rows", [5, 16, 31, 64])
+@pytest.mark.parametrize("rows", [5, 16, 31, 48, 64])
 def test_a_sum_and_what_the_next_product_reads_equal_their_reference(division: ClusterDivision, rows: int) -> None:
     weight = matrix(ADD, division)
     x, after = noise(rows, weight.shape[1], seed=5), norm(len(weight))

@@ -64,14 +64,14 @@ __device__ __forceinline__ float4 four(const float *values) {
 }
 
 struct Arguments {
-  const TensorMap &x;       // [rows, inputs], of the norm: times its gain; boxes of `box_rows`
+  const TensorMap &x;       // [rows, inputs], of the norm: times its gain; boxes of all rows
   const TensorMap &weight;  // [matrix rows, inputs], boxes of BOX
   const float *squares;     // [rows, parts]: sums of squares of x before the norm; null: x is not normed
   const bits16 *add;        // [rows, outputs], and below: ADD
   const bits16 *gain;       // [outputs]: of the next norm
   bits16 *out, *gained;     // [rows, outputs]
   float *out_squares;       // [rows, clusters]
-  int rows, box_rows, inputs, outputs, parts, squares_row, add_row;
+  int rows, inputs, outputs, parts, squares_row, add_row;
   float eps;
 };
 
@@ -141,7 +141,7 @@ template <int KIND, int HEIGHT, int CHUNKS, int WEIGHT_STAGES, int X_STAGES> str
   }
   __device__ __forceinline__ void copy_x(int chunk) {
     const int stage = chunk % X_STAGES;
-    arrive_expecting(x_ready(stage), given.box_rows * ROW_BYTES);
+    arrive_expecting(x_ready(stage), given.rows * ROW_BYTES);
     copy_box(base + stage * STAGE, given.x, column_of(chunk), 0, x_ready(stage));
   }
   // One thread: x, and what is left of the matrix, when stages have been read.
@@ -319,10 +319,10 @@ template <int KIND, int HEIGHT, int CHUNKS, int WEIGHT_STAGES, int X_STAGES> str
       mid_product_##KIND##_##HEIGHT##_##CHUNKS##_##WEIGHT_STAGES##_##X_STAGES(                                         \
           const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const float *squares,         \
           const bits16 *add, const bits16 *gain, bits16 *out, bits16 *gained, float *out_squares, int rows,            \
-          int box_rows, int inputs, int outputs, int parts, int squares_row, int add_row, float eps) {                 \
+          int inputs, int outputs, int parts, int squares_row, int add_row, float eps) {                               \
     SWIZZLED_MEMORY(memory);                                                                                           \
-    const Arguments given{x,    weight,   squares, add,     gain,  out,         gained,  out_squares,                  \
-                          rows, box_rows, inputs,  outputs, parts, squares_row, add_row, eps};                         \
+    const Arguments given{x,    weight, squares, add,   gain,        out,     gained, out_squares,                     \
+                          rows, inputs, outputs, parts, squares_row, add_row, eps};                                    \
     LinearProgram<KIND, HEIGHT, CHUNKS, WEIGHT_STAGES, X_STAGES> program(given, memory);                               \
     start_next();                                                                                                      \
     if (program.warp == WARPS) program.start();                                                                        \

@@ -36,9 +36,8 @@ from polyvox.kernels.tensor_map import PROMOTE_128_BYTES, TensorMap
 ARCHITECTURE = 90
 SOURCE = CudaSource("mid_batch_linear.cu", f"{ARCHITECTURE}a")  # no other one has these instructions
 THREADS = 160
-BOX_ROWS = (16, 32, 64)  # rows of x that are copied
-MAX_ROWS = BOX_ROWS[-1]
-STAGE_ROWS, DEPTH = 64, 64  # rows of x that a stage has, and columns of a copy
+MIN_ROWS = 9  # prefetch_linear.py multiplies fewer faster
+MAX_ROWS, DEPTH = 64, 64  # rows of x that a stage has, and columns of a copy
 SQUARES_BYTES, ALIGNMENT = 256, 16
 
 
@@ -50,20 +49,19 @@ class ClusterDivision:
     chunks: int  # of 64 columns, of a program
     weight_stages: int  # chunks of the matrix in shared memory
     x_stages: int  # chunks of x in shared memory
-    min_rows: int = 17
 
 
-# (kind, matrix rows, columns): the products that the source has, for the rows for which they are faster on an H200.
+# (kind, matrix rows, columns): the products that the source has.
 DIVISIONS = {
     (PLAIN, 4096, 1024): ClusterDivision(64, 8, 8, 8),  # of the predictor and of the 0.6B talker: q, k and v
     (ADD, 1024, 2048): ClusterDivision(32, 8, 8, 8),  # o
     (GATED, 6144, 1024): ClusterDivision(96, 8, 8, 4),  # gate and up
     (ADD, 1024, 3072): ClusterDivision(32, 12, 12, 6),  # down
     (PLAIN, 2048, 1024): ClusterDivision(32, 8, 8, 8),  # head of the predictor
-    (PLAIN, 4096, 2048): ClusterDivision(64, 16, 8, 4, min_rows=9),  # of the 1.7B talker: q, k and v
-    (ADD, 2048, 2048): ClusterDivision(64, 8, 8, 4, min_rows=9),  # o
-    (GATED, 12288, 2048): ClusterDivision(192, 16, 4, 4, min_rows=9),  # gate and up
-    (ADD, 2048, 6144): ClusterDivision(64, 24, 8, 4, min_rows=9),  # down
+    (PLAIN, 4096, 2048): ClusterDivision(64, 16, 8, 4),  # of the 1.7B talker: q, k and v
+    (ADD, 2048, 2048): ClusterDivision(64, 8, 8, 4),  # o
+    (GATED, 12288, 2048): ClusterDivision(192, 16, 4, 4),  # gate and up
+    (ADD, 2048, 6144): ClusterDivision(64, 24, 8, 4),  # down
     (PLAIN, 1024, 2048): ClusterDivision(32, 16, 16, 4),  # its hidden states to the predictor's width
 }
 
@@ -79,9 +77,7 @@ def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
         return False
     rows, division = x.numel() // x.shape[-1], DIVISIONS.get((kind, *weight.shape))
     return (
-        division is not None
-        and division.min_rows <= rows <= MAX_ROWS
-        and supports_architecture(gpu_of(x.device).architecture)
+        division is not None and MIN_ROWS <= rows <= MAX_ROWS and supports_architecture(gpu_of(x.device).architecture)
     )
 
 
@@ -100,7 +96,7 @@ def shared_bytes(division: ClusterDivision) -> int:
     """Shared memory of a program: x, the matrix, barriers and sums of squares."""
     weight_stages, x_stages = division.weight_stages, division.x_stages
     barriers = weight_stages + x_stages + min(weight_stages, x_stages) + 2
-    return 2 * DEPTH * (x_stages * STAGE_ROWS + weight_stages * division.height) + 8 * barriers + SQUARES_BYTES
+    return 2 * DEPTH * (x_stages * MAX_ROWS + weight_stages * division.height) + 8 * barriers + SQUARES_BYTES
 
 
 def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
@@ -144,12 +140,11 @@ def _launch(
     assert squares is None or squares.shape[1] == 1 or squares.stride(1) == 1
     assert squares is None or squares.shape[1] % 8 or squares.stride(0) % 4 == 0
     parts, squares_row = (0, 0) if squares is None else (squares.shape[1], squares.stride(0))
-    box_rows = next(count for count in BOX_ROWS if rows <= count)
     weight_box = division.height // (1 if kind == ADD else cluster * (2 if kind == GATED else 1))
-    maps = TensorMap(x, box_rows), TensorMap(weight, weight_box, promotion=PROMOTE_128_BYTES)
+    maps = TensorMap(x, rows), TensorMap(weight, weight_box, promotion=PROMOTE_128_BYTES)
     SOURCE.launch(
         kernel_name(kind, division), len(weight) // division.height * cluster, THREADS, shared_bytes(division),
-        [*maps, squares, add, gain, out, gained, out_squares, rows, box_rows, inputs, outputs, parts, squares_row,
+        [*maps, squares, add, gain, out, gained, out_squares, rows, inputs, outputs, parts, squares_row,
          0 if add is None else add.stride(0), eps],
         overlaps=overlap(x)["OVERLAP"],
     )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers of 2 to 16 rows in CUDA C++: a matrix is in shared memory before the previous launch ends.
+"""Linear layers of 2 to 8 rows in CUDA C++: a matrix is in shared memory before the previous launch ends.
 
     the inputs and results of small_batch_linear.py, for the shapes in DIVISIONS
 
@@ -17,7 +17,7 @@ What a program reads before it waits is constant: the matrix and gains.
 
 Types: bfloat16; squares and sums float32.
 Roundings: those of small_batch_linear.py. The order of a sum depends on the shape of the matrix only: a row has the
-same bits in every batch of 2 to 16.
+same bits in every batch of 2 to 8.
 Bytes: weight once; x once per program, half of its columns, from cache; add and the result once.
 Grid: clusters of two programs of 8 warps; a cluster has the same matrix rows, each program half of their columns.
 """
@@ -37,9 +37,8 @@ from polyvox.kernels.quantized_matrix import Matrix
 
 ARCHITECTURES = (90,)
 CLUSTER, WARPS, WARP_SIZE = 2, 8, 32
-ROW_TILE, GROUP, PADDING = 8, 8, 32
-ROW_TILES = (1, 2)  # of a program, that the source has, ascending
-MIN_ROWS = 2  # small_batch_linear.py multiplies one row faster without tensor cores
+GROUP, PADDING = 8, 32
+MIN_ROWS, MAX_ROWS = 2, 8  # prefetch_vector.py multiplies one row faster, mid_batch_linear.py more than eight
 ALIGNMENT = 16  # bytes of a load
 
 
@@ -51,7 +50,6 @@ class Division:
     tiles: int  # of 16 matrix rows, of a warp
     parts: int  # of a program's columns
     pairs: int  # of tiles next to each other, 32 columns, of a part
-    max_rows: int = 16
 
     @property
     def height(self) -> int:
@@ -64,17 +62,17 @@ class Division:
         return 32 * self.parts * self.pairs
 
 
-# (kind, matrix rows, columns): the products that the source has, for the rows for which they are faster on an H200.
+# (kind, matrix rows, columns): the products that the source has, which are faster than others on an H200.
 DIVISIONS = {
     (PLAIN, 4096, 1024): Division(4, 1, 2, 8),  # of the predictor and of the 0.6B talker: q, k and v
     (ADD, 1024, 2048): Division(1, 1, 8, 4),  # o
     (GATED, 6144, 1024): Division(2, 3, 4, 4),  # gate and up
     (ADD, 1024, 3072): Division(1, 1, 8, 6),  # down
     (PLAIN, 2048, 1024): Division(2, 1, 4, 4),  # head of the predictor
-    (PLAIN, 4096, 2048): Division(4, 1, 2, 16, max_rows=8),  # of the 1.7B talker: q, k and v
-    (ADD, 2048, 2048): Division(1, 2, 8, 4, max_rows=8),  # o
-    (ADD, 2048, 6144): Division(1, 2, 8, 12, max_rows=8),  # down
-    (PLAIN, 3072, 2048): Division(1, 3, 8, 4, max_rows=8),  # head
+    (PLAIN, 4096, 2048): Division(4, 1, 2, 16),  # of the 1.7B talker: q, k and v
+    (ADD, 2048, 2048): Division(1, 2, 8, 4),  # o
+    (ADD, 2048, 6144): Division(1, 2, 8, 12),  # down
+    (PLAIN, 3072, 2048): Division(1, 3, 8, 4),  # head
     (PLAIN, 1024, 2048): Division(1, 1, 8, 4),  # its hidden states to the predictor's width
 }
 
@@ -90,9 +88,7 @@ def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
         return False
     rows, division = x.numel() // x.shape[-1], DIVISIONS.get((kind, *weight.shape))
     return (
-        division is not None
-        and MIN_ROWS <= rows <= division.max_rows
-        and supports_architecture(gpu_of(x.device).architecture)
+        division is not None and MIN_ROWS <= rows <= MAX_ROWS and supports_architecture(gpu_of(x.device).architecture)
     )
 
 
@@ -101,17 +97,16 @@ def supports_architecture(architecture: int) -> bool:
     return architecture in ARCHITECTURES and source(architecture).available()
 
 
-def kernel_name(kind: int, division: Division, row_tiles: int) -> str:
+def kernel_name(kind: int, division: Division) -> str:
     """The function of the source."""
-    return f"product_{kind}_{division.groups}_{division.tiles}_{division.parts}_{division.pairs}_{row_tiles}"
+    return f"product_{kind}_{division.groups}_{division.tiles}_{division.parts}_{division.pairs}"
 
 
-def shared_bytes(kind: int, division: Division, row_tiles: int) -> int:
+def shared_bytes(kind: int, division: Division) -> int:
     """Shared memory of a program: AT_BARRIERS in the source, and two barriers."""
-    rows, line = row_tiles * ROW_TILE, 2 * (division.columns + PADDING)
-    sums = division.height * rows * 4  # of a part
-    exchanged = sums // 2 + (0 if row_tiles == 1 else division.parts * sums)
-    return division.height * line + (0 if kind == ADD else rows * line) + exchanged + CLUSTER * rows * 4 + 16
+    line = 2 * (division.columns + PADDING)
+    exchanged = division.height * MAX_ROWS * 4 // CLUSTER
+    return division.height * line + (0 if kind == ADD else MAX_ROWS * line) + exchanged + CLUSTER * MAX_ROWS * 4 + 16
 
 
 def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
@@ -145,15 +140,14 @@ def _launch(
     eps: float,
 ) -> None:
     division = DIVISIONS[kind, weight.shape[0], weight.shape[1]]
-    row_tiles = next(count for count in ROW_TILES if len(x) <= count * ROW_TILE)
     assert x.stride(1) == 1
     assert x.stride(0) * x.itemsize % ALIGNMENT == 0
     assert weight.is_contiguous()
     assert add is None or add.stride(1) == 1
     assert all(each is None or (each.dtype == x.dtype and each.is_contiguous()) for each in (gain, out_gain))
-    num_programs, shared = len(weight) // division.height * CLUSTER, shared_bytes(kind, division, row_tiles)
+    num_programs, shared = len(weight) // division.height * CLUSTER, shared_bytes(kind, division)
     source(gpu_of(x.device).architecture).launch(
-        kernel_name(kind, division, row_tiles), num_programs, WARPS * WARP_SIZE, shared,
+        kernel_name(kind, division), num_programs, WARPS * WARP_SIZE, shared,
         [x, weight, gain, add, out_gain, out, gained, squares, len(x), x.stride(0),
          0 if add is None else add.stride(0), out.shape[1], eps],
         overlaps=overlap(x)["OVERLAP"],

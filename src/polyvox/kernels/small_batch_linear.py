@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 64
 MAX_QUANTIZED_ROWS = 256  # estimated, not measured
-VECTOR_ROWS = 2  # on an H200, the products of 4 rows take longer than those of 8 with tensor cores
+VECTOR_ROWS = 1  # products of 2 rows are faster with tensor cores (H200: 2.20 instead of 2.27 ms for a frame step)
 LANES = 256  # matrix columns per warp and load: 32 threads of 16 bytes, in a 16-bit type
 QUANTIZED_LANES = 512  # in a type of one byte
 MIN_TILE = 16  # minimum rows and depth of a tensor core operand
@@ -78,7 +78,12 @@ class LaunchPlan:
 
 # (minimum matrix rows, plan): the first match is used. Chosen for sm_90; benchmarks/small_batch_linear.py --tune
 # measures others.
-VECTOR_PLANS = ((6144, LaunchPlan(8, 1024, 4)), (4096, LaunchPlan(4, 1024, 4)), (0, LaunchPlan(8, 2048, 8)))
+VECTOR_PLANS = (
+    (12288, LaunchPlan(8, 512, 2)),
+    (6144, LaunchPlan(8, 1024, 4)),
+    (4096, LaunchPlan(4, 1024, 4)),
+    (0, LaunchPlan(8, 2048, 8)),
+)
 MATRIX_PLANS = ((8192, LaunchPlan(64, 64, 4, 6)), (0, LaunchPlan(64, 128, 4, 4)))
 SPLIT_PLAN = LaunchPlan(64, 64, 4, 6)
 # (maximum rows of a tile, plan) for quantised weights: as many bytes in flight need more stages. Chosen by the
