@@ -22,7 +22,6 @@ from polyvox.kernels import (
     code_draw,
     history,
     mid_batch_linear,
-    prefetch_attention,
     prefetch_linear,
     prefetch_vector,
     register_linear,
@@ -142,7 +141,6 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(wgmma_conv.SOURCE, "_available", False)
     monkeypatch.setattr(prefetch_linear.source(90), "_available", False)
     monkeypatch.setattr(prefetch_vector.source(90), "_available", False)
-    monkeypatch.setattr(prefetch_attention.source(90), "_available", False)
     monkeypatch.setattr(mid_batch_linear.SOURCE, "_available", False)
     monkeypatch.setattr(code_draw.source(90), "_available", False)
     monkeypatch.setattr(wgmma_linear.SOURCE, "_available", False)
@@ -162,9 +160,8 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     assert "linear layers of 9 to 64 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
     assert "sampling in CUDA C++ (needs NVRTC" in message
     assert "linear layers of large batches with norms and gates (needs compute capability 9.0 exactly" in message
-    assert "decode attention of few rows in CUDA C++ (needs compute capability 9.0 exactly" in message
-    assert "decode attention of many rows in CUDA C++ (needs compute capability 9.0 exactly" in message
-    modules = code_draw, prefetch_attention, prefetch_linear, prefetch_vector, register_linear, sample_conv, history
+    assert "decode attention in CUDA C++ (needs compute capability 9.0 exactly" in message
+    modules = code_draw, prefetch_linear, prefetch_vector, register_linear, sample_conv, history
     sources = [warp_attention.source(), *(module.source(90) for module in modules)]
     for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, mid_batch_linear.SOURCE, *sources):
         monkeypatch.setattr(source, "_available", True)

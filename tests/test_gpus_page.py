@@ -15,7 +15,6 @@ from polyvox.kernels import (
     code_draw,
     history,
     mid_batch_linear,
-    prefetch_attention,
     prefetch_linear,
     prefetch_vector,
     prefill_attention,
@@ -55,7 +54,6 @@ def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: p
         module.source(architecture)
         for module in (
             code_draw,
-            prefetch_attention,
             prefetch_linear,
             prefetch_vector,
             register_linear,

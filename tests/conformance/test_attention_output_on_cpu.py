@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
+from paged_pools import by_head
 from polyvox.kernels import attention_output, prefetch_vector
 from polyvox.kernels.attention_output import DIM, HEADS, KV_HEADS, PAGE
 from polyvox.kernels.decode_attention import rotary_attention_reference
@@ -83,7 +84,7 @@ def test_attention_over_a_page_and_its_projection_equal_their_reference(position
     angles = torch.rand(position + 1, DIM, generator=torch.Generator().manual_seed(5)) * 6
     norms = 1 + noise(DIM, seed=6, scale=0.2), 1 + noise(DIM, seed=7, scale=0.2)
     rotation = HeadRotation(angles.cos().bfloat16(), angles.sin().bfloat16(), norms, 1e-6)
-    keys, values = (noise(3, PAGE, KV_HEADS, DIM, seed=seed) for seed in (8, 9))
+    keys, values = (by_head(noise(3, PAGE, KV_HEADS, DIM, seed=seed)) for seed in (8, 9))
     keys[1, position:] = values[1, position:] = torch.nan  # not yet written
     keys[2] = values[2] = torch.nan
 

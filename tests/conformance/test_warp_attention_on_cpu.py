@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
+from paged_pools import by_head
 from polyvox.kernels import warp_attention
 from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import quantize_rows
 from polyvox.kernels.rotary import HeadRotation
-from polyvox.kernels.warp_attention import NAMES
+from polyvox.kernels.warp_attention import DIVISIONS, NAMES
 
 SOURCE = Path(warp_attention.__file__).with_suffix(".cu")
 DIM, PAGE, KV_HEADS = warp_attention.DIM, warp_attention.PAGE, warp_attention.KV_HEADS
@@ -30,14 +31,14 @@ PROGRAM = """
 #include "warp_attention.cu"
 typedef bits16 B;
 typedef long long L;
-#define CALL(NAME) \\
+#define CALL(NAME, SPLITS) \\
   static void call_##NAME(void **p, int *n) { \\
     float eps, scale; \\
-    std::memcpy(&eps, n + 3, sizeof eps), std::memcpy(&scale, n + 4, sizeof scale); \\
+    std::memcpy(&eps, n + 2, sizeof eps), std::memcpy(&scale, n + 3, sizeof scale); \\
     NAME((B *)p[0], (B *)p[1], (B *)p[2], (B *)p[3], (B *)p[4], (unsigned char *)p[5], (unsigned char *)p[6], \\
-         (float *)p[7], (float *)p[8], (L *)p[9], (L *)p[10], (L *)p[11], (B *)p[12], n[0], n[1], n[2], eps, scale); \\
+         (float *)p[7], (float *)p[8], (L *)p[9], (L *)p[10], (L *)p[11], (B *)p[12], n[0], n[1], eps, scale); \\
   } \\
-  LAUNCH(NAME)
+  LAUNCH_CLUSTERS(NAME, SPLITS)
 """
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
@@ -45,13 +46,15 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    calls = "".join(f"CALL(attention_{name})\n" for name in NAMES.values())
+    calls = "".join(f"CALL({each.name(dtype)}, {each.splits})\n" for dtype in NAMES for each in DIVISIONS)
     return compile_for_cpu(PROGRAM + calls, tmp_path_factory.mktemp("warp_attention"))
 
 
-@pytest.fixture
-def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=DIVISIONS, ids=lambda division: f"{division.warps}_{division.splits}")
+def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Programs of each division run on a CPU."""
     monkeypatch.setattr(warp_attention, "source", lambda: CpuSource(compiled))
+    monkeypatch.setattr(warp_attention, "choose_division", lambda _: request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +77,7 @@ def inputs(
     slots = torch.randperm(rows + 1, generator=made)[:rows]
     pages = int(tables.max()) + 1
     unwritten = 127 if dtype == torch.int8 else torch.nan
-    keys, values = (torch.full((pages, PAGE, KV_HEADS, DIM), unwritten).to(dtype) for _ in range(2))
+    keys, values = (by_head(torch.full((pages, PAGE, KV_HEADS, DIM), unwritten).to(dtype)) for _ in range(2))
     scales = KVScales(*(torch.full((pages, KV_HEADS, PAGE), torch.nan) for _ in range(2)))
     for slot, position in zip(slots.tolist(), positions, strict=True):
         for past in range(position):
@@ -105,14 +108,11 @@ def pools(cache: PagedRows) -> list[torch.Tensor]:
 @needs_compiler
 @pytest.mark.usefixtures("_on_cpu")
 @pytest.mark.parametrize("dtype", NAMES)
-@pytest.mark.parametrize(
-    ("positions", "programs"),
-    [([0], 9), ([15, 16, 17], 24), ([3, 70, 31, 0, 32, 5], 7), ([2, 1, 0, 4], 3), ([600, 20], 16), ([90, 47], 1)],
-)
-def test_attention_equals_its_reference(dtype: torch.dtype, positions: list[int], programs: int) -> None:
+@pytest.mark.parametrize("positions", [[0], [15, 16, 17], [3, 70, 31, 0, 32, 5], [600, 20], [90, 47]])
+def test_attention_equals_its_reference(dtype: torch.dtype, positions: list[int]) -> None:
     qkv, rotation, cache = inputs(positions, dtype)
     expected_cache = copied(cache)
-    found = warp_attention.launch(qkv, rotation, cache, programs)
+    found = warp_attention.launch(qkv, rotation, cache)
     expected = rotary_attention_reference(qkv, rotation, expected_cache)
     torch.testing.assert_close(found.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
     # A key whose last bit differs may have a quantised neighbour.
@@ -126,15 +126,14 @@ def test_attention_equals_its_reference(dtype: torch.dtype, positions: list[int]
 @needs_compiler
 @pytest.mark.usefixtures("_on_cpu")
 @pytest.mark.parametrize("dtype", NAMES)
-def test_a_row_has_the_same_bits_in_any_batch_and_grid(dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     qkv, rotation, cache = inputs([40, 3, 17, 64, 33], dtype)
     first = copied(cache)
     together = warp_attention.launch(qkv, rotation, first)
-    for programs in (13, 40):
-        again = copied(cache)
-        assert torch.equal(warp_attention.launch(qkv, rotation, again, programs), together)
-        for pool, other in zip(pools(first), pools(again), strict=True):
-            assert torch.equal(pool.nan_to_num(-1), other.nan_to_num(-1))
+    again = copied(cache)
+    assert torch.equal(warp_attention.launch(qkv, rotation, again), together)
+    for pool, other in zip(pools(first), pools(again), strict=True):
+        assert torch.equal(pool.nan_to_num(-1), other.nan_to_num(-1))
     order = torch.tensor([3, 1])
     some = replace(copied(cache), slots=cache.slots[order], positions=cache.positions[order])
     assert torch.equal(warp_attention.launch(qkv[order], rotation, some), together[order])
@@ -159,14 +158,14 @@ def test_nothing_outside_of_the_tensors_is_read_or_written(
         guarded(given.cos), guarded(given.sin), (guarded(given.norms[0]), guarded(given.norms[1])), 1e-6
     )
     scales = None if cache.scales is None else KVScales(*map(guarded, cache.scales))
-    keys, values, tables = guarded(cache.keys), guarded(cache.values), guarded(cache.tables)
-    cache = PagedRows(keys, values, tables, guarded(cache.slots), guarded(cache.positions), scales)
+    keys, values = (guarded(pool.transpose(1, 2)).transpose(1, 2) for pool in (cache.keys, cache.values))
+    tables, slots, positions = guarded(cache.tables), guarded(cache.slots), guarded(cache.positions)
+    cache = PagedRows(keys, values, tables, slots, positions, scales)
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **named: guarded(empty(*size, **named).fill_(torch.nan)))
-    for programs in (5, 32):
-        assert bool(warp_attention.launch(guarded(qkv), given, cache, programs).isfinite().all())
+    assert bool(warp_attention.launch(guarded(qkv), given, cache).isfinite().all())
 
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 def test_every_kernel_compiles_and_none_spills(tmp_path: Path) -> None:
-    assert len(registers_of(SOURCE, warp_attention.ARCHITECTURE, tmp_path)) == len(NAMES)
+    assert len(registers_of(SOURCE, warp_attention.ARCHITECTURE, tmp_path)) == len(NAMES) * len(DIVISIONS)

@@ -2,11 +2,11 @@
 // What warp_attention.cu needs of the hardware, for a CPU.
 #include <limits>
 
-#define SHARED_MEMORY static_assert(true)
 #define MINUS_INFINITY (-std::numeric_limits<float>::infinity())
 
-static void __syncwarp() { sync_warp(); }
-static unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - memory); }
+static void store_first(float *at, float value) {
+  *(float *)pointer(remote_address(shared_address(at), 0), sizeof value) = value;
+}
 
 // Registers of all lanes of the warp.
 static std::array<std::array<unsigned, 6>, 32> exchange(std::array<unsigned, 6> own) {
@@ -20,13 +20,13 @@ static std::array<std::array<unsigned, 6>, 32> exchange(std::array<unsigned, 6> 
 static void load_matrices(unsigned (&m)[4], unsigned address) {
   const auto all = exchange({address});
   const int lane = threadIdx.x % 32;
-  for (int i = 0; i < 4; i++) m[i] = *(unsigned *)(memory + all[i * 8 + lane / 4][0] + lane % 4 * 4);
+  for (int i = 0; i < 4; i++) m[i] = *(unsigned *)(memory + (all[i * 8 + lane / 4][0] & 0xFFFFFF) + lane % 4 * 4);
 }
 static void load_transposed(unsigned (&m)[4], unsigned address) {
   const auto all = exchange({address});
   const int lane = threadIdx.x % 32;
   for (int i = 0; i < 4; i++) {
-    const auto element = [&](int row) { return *(bits16 *)(memory + all[i * 8 + row][0] + lane / 4 * 2); };
+    const auto element = [&](int row) { return *(bits16 *)(memory + (all[i * 8 + row][0] & 0xFFFFFF) + lane / 4 * 2); };
     m[i] = element(lane % 4 * 2) | (unsigned)element(lane % 4 * 2 + 1) << 16;
   }
 }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
+from paged_pools import by_head
 from polyvox.kernels import attention_output
 from polyvox.kernels.attention_output import DIM, HEADS, KV_HEADS, PAGE
 from polyvox.kernels.cuda_source import CudaSource
@@ -50,7 +51,7 @@ def rotation(positions: int, device: torch.device | str) -> HeadRotation:
 
 
 def cache(pages: int, position: int, device: torch.device | str, rows: int = 1) -> PagedRows:
-    keys, values = (random(pages, PAGE, KV_HEADS, DIM, device=device) for _ in range(2))
+    keys, values = (by_head(random(pages, PAGE, KV_HEADS, DIM, device=device)) for _ in range(2))
     tables = torch.arange(pages, device=device).expand(rows, -1).contiguous()
     return PagedRows(
         keys, values, tables, torch.arange(rows, device=device), torch.full((rows,), position, device=device)

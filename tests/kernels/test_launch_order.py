@@ -10,7 +10,7 @@ from polyvox import kernels
 FOLDER = Path(kernels.__file__).parent
 
 
-@pytest.mark.parametrize("name", ["code_draw.cu", "pair_attention.cu", "prefetch_attention.cu"])
+@pytest.mark.parametrize("name", ["code_draw.cu", "pair_attention.cu", "warp_attention.cu"])
 def test_the_next_launch_starts_after_the_wait(name: str) -> None:
     source = (FOLDER / name).read_text()
     assert source.count("wait_for_previous();") == source.count("start_next();") == 1

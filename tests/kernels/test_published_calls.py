@@ -108,7 +108,7 @@ def test_every_product_of_a_frame_step_has_a_kernel_or_is_the_librarys(
     assert (made["draw_kernel"], made["code_draw.cu"]) == (0, PASSES + 1)
 
 
-@pytest.mark.parametrize(("streams", "normed"), [(1, 0), (8, 0), (64, 1), (512, 1)])
+@pytest.mark.parametrize(("streams", "normed"), [(1, 0), (8, 0), (64, 0), (512, 1)])
 def test_few_launches_are_between_the_products(
     streams: int, normed: int, runners: tuple[GeneratorRunner, VocoderRunner]
 ) -> None:
@@ -144,7 +144,7 @@ def test_one_stream_copies_the_predictors_matrices_ahead(runners: tuple[Generato
     # o of the talker, its head and the projection of its hidden state; q, k and v, gate and up, down, and heads.
     assert made["prefetch_vector.cu"] == TALKER_LAYERS + 2 + 3 * layers + PASSES
     assert made["prefetch_linear.cu"] == 4 * PREDICTOR_LAYERS
-    assert made["prefetch_attention.cu"] == TALKER_LAYERS
+    assert made["warp_attention.cu"] == TALKER_LAYERS
     assert made["vector_kernel"] == 3 * TALKER_LAYERS
 
 
@@ -152,38 +152,46 @@ def test_eight_streams_copy_all_matrices_but_the_talkers_gates_ahead(
     runners: tuple[GeneratorRunner, VocoderRunner],
 ) -> None:
     made = launches(frames(runners)[8].run)
-    talker, predictor = 3 * TALKER_LAYERS + 2, PASSES * (4 * PREDICTOR_LAYERS + 1)
-    assert made["prefetch_linear.cu"] == talker + predictor
+    layers = 4 * PREDICTOR_LAYERS
+    assert made["prefetch_linear.cu"] == 3 * TALKER_LAYERS + 2 + (PASSES - 1) * layers + PASSES
+    assert made["mid_batch_linear.cu"] == layers  # the first pass of the predictor, which has 16 rows
     assert made["matrix_kernel"] == TALKER_LAYERS
     assert made["add_splits_kernel"] == 0
-    assert made["prefetch_attention.cu"] == TALKER_LAYERS
+    assert made["warp_attention.cu"] == TALKER_LAYERS
     assert made["pair_attention.cu"] == PREDICTOR_LAYERS
     assert made["page_attention.cu"] == (PASSES - 1) * PREDICTOR_LAYERS
 
 
 def test_large_batches_have_fused_products(runners: tuple[GeneratorRunner, VocoderRunner]) -> None:
     layers, heads = 4 * PREDICTOR_LAYERS, 1
-    by_streams = {count: launches(frames(runners)[count].run)["wgmma_linear.cu"] for count in (256, 512, 1024)}
-    # The first pass of the predictor has two rows per stream.
+    by_streams = {
+        count: launches(frames(runners)[count].run)["wgmma_linear.cu"] for count in (64, 96, 256, 320, 384, 512, 1024)
+    }
+    everything = 4 * TALKER_LAYERS + PASSES * (layers + heads)
     assert by_streams == {
-        256: 4 * TALKER_LAYERS + layers,
-        512: 4 * TALKER_LAYERS + PASSES * (layers + heads),
-        1024: 4 * TALKER_LAYERS + PASSES * (layers + heads),
+        64: layers,  # the first pass of the predictor has two rows per stream
+        96: everything,
+        256: everything,
+        320: (PASSES - 1) * (layers + heads),  # not the talker's, nor those of 640 rows
+        384: PASSES * (layers + heads),
+        512: everything,
+        1024: everything,
     }
 
 
-@pytest.mark.parametrize("streams", [32, 64, 128, 256, 512, 1024])
+@pytest.mark.parametrize("streams", [1, 8, 16, 32, 64, 128, 256, 512, 1024])
 def test_the_talkers_attention_is_one_launch_per_layer(
     streams: int, runners: tuple[GeneratorRunner, VocoderRunner]
 ) -> None:
     made = launches(frames(runners)[streams].run)
-    quantized = runners[0].cache.scales is not None
-    assert made["warp_attention.cu" if quantized or streams >= 256 else "decode_kernel"] == TALKER_LAYERS
-    if streams < 256:
-        return
+    assert made["warp_attention.cu"] == TALKER_LAYERS
+    assert made["decode_kernel"] == 0
     # The first pass of the predictor has two rows per stream, the others one.
     assert made["pair_attention.cu"] == PREDICTOR_LAYERS
-    assert made["large_batch_kernel"] == (PASSES - 1) * PREDICTOR_LAYERS
+    of_a_page = (
+        "attention_output.cu" if streams == 1 else "page_attention.cu" if streams <= 128 else "large_batch_kernel"
+    )
+    assert made[of_a_page] == (PASSES - 1) * PREDICTOR_LAYERS
 
 
 @pytest.mark.parametrize(("streams", "together"), [(1, True), (16, True), (32, False)])
@@ -198,13 +206,11 @@ def test_the_histories_of_a_short_codec_call_are_updated_once(
     assert made["sample_conv.cu"] == 1
 
 
-@pytest.mark.parametrize(
-    ("streams", "passes", "heads"), [(16, 1, 0), (32, PASSES, PASSES), (64, PASSES - 1, PASSES - 1)]
-)
+@pytest.mark.parametrize(("streams", "passes"), [(16, PASSES), (32, PASSES), (64, PASSES - 1)])
 def test_more_streams_copy_the_matrices_ahead(
-    streams: int, passes: int, heads: int, runners: tuple[GeneratorRunner, VocoderRunner]
+    streams: int, passes: int, runners: tuple[GeneratorRunner, VocoderRunner]
 ) -> None:
-    """All of the talker's, and those of the predictor's passes of 17 to 64 rows; the first has two rows per stream."""
+    """All of the talker's, and those of the predictor's passes of 9 to 64 rows; the first has two rows per stream."""
     made = launches(frames(runners)[streams].run)
-    hidden = streams > 16  # the projection of the talker's hidden states
-    assert made["mid_batch_linear.cu"] == 4 * TALKER_LAYERS + hidden + passes * 4 * PREDICTOR_LAYERS + heads
+    # Also the projection of the talker's hidden states, and the heads of the predictor.
+    assert made["mid_batch_linear.cu"] == 4 * TALKER_LAYERS + 1 + passes * 4 * PREDICTOR_LAYERS + PASSES

@@ -4,13 +4,18 @@
 tests/conformance/test_warp_attention_on_cpu.py runs its source on a CPU.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 
 from conftest import DEVICE
+from kernels.test_cuda_attention import inputs
+from paged_pools import by_head
 from polyvox.kernels import decode_attention, warp_attention
 from polyvox.kernels.attention import paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention
@@ -18,9 +23,9 @@ from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.launches import META, Launch, record_launches
 from polyvox.kernels.paged_rows import PagedRows
-from polyvox.kernels.quantized_rows import quantize_rows
+from polyvox.kernels.quantized_rows import is_quantized, quantize_rows
 from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
-from polyvox.kernels.warp_attention import DIM, GROUP, KV_HEADS, NAMES, PAGE
+from polyvox.kernels.warp_attention import DIM, DIVISIONS, GROUP, KV_HEADS, NAMES, PAGE, Division
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 WIDTH = (GROUP + 2) * KV_HEADS * DIM
@@ -49,7 +54,7 @@ def rows(count: int, width: int = WIDTH, dtype: torch.dtype = torch.bfloat16) ->
 
 
 def cache_of(count: int, dtype: torch.dtype = torch.bfloat16, pages: int = 9, page: int = PAGE) -> PagedRows:
-    pool = torch.empty(count * pages, page, KV_HEADS, DIM, device=META, dtype=dtype)
+    pool = by_head(torch.empty(count * pages, page, KV_HEADS, DIM, device=META, dtype=dtype))
     slots = torch.arange(count, device=META)
     tables = torch.empty(count, pages, device=META, dtype=torch.int64)
     scales = torch.empty(count * pages, KV_HEADS, page, device=META)
@@ -57,16 +62,15 @@ def cache_of(count: int, dtype: torch.dtype = torch.bfloat16, pages: int = 9, pa
 
 
 @pytest.mark.usefixtures("_nvrtc")
-def test_many_rows_over_several_pages_are_supported_on_one_architecture() -> None:
+def test_rows_over_several_pages_are_supported_on_one_architecture() -> None:
     for gpu in GPUS.values():
         with assume(gpu):
             for dtype in NAMES:
                 assert warp_attention.supports(rows(512), rotation(), cache_of(512, dtype)) == (gpu.architecture == 90)
-    assert warp_attention.supports(rows(256), rotation(), cache_of(256))
-    assert not warp_attention.supports(rows(255), rotation(), cache_of(255))
-    assert warp_attention.supports(rows(17), rotation(), cache_of(17, torch.int8))
-    assert warp_attention.supports(rows(17), rotation(), cache_of(17, torch.float8_e4m3fn))
-    assert not warp_attention.supports(rows(16), rotation(), cache_of(16, torch.int8))
+    for count in (1, 16, 65, 255):
+        assert all(warp_attention.supports(rows(count), rotation(), cache_of(count, dtype)) for dtype in NAMES)
+    by_position = replace(cache_of(512), keys=cache_of(512).keys.contiguous())
+    assert not warp_attention.supports(rows(512), rotation(), by_position)
     assert not warp_attention.supports(rows(512), rotation(norms=False), cache_of(512))
     assert not warp_attention.supports(rows(512), rotation(), cache_of(512, pages=1))
     assert not warp_attention.supports(rows(512), rotation(), cache_of(512, page=32))
@@ -89,19 +93,42 @@ def test_a_large_batch_is_one_launch() -> None:
     assert record_launches(calls, GPUS[90]) == [Launch("warp_attention.cu:90", "", 90)]
 
 
-def test_eight_programs_or_more_fit_into_a_multiprocessor() -> None:
-    assert all(8 * (warp_attention.shared_bytes(dtype) + 1024) <= GPUS[90].shared for dtype in NAMES)
+def test_eight_warps_or_more_fit_into_a_multiprocessor() -> None:
+    for dtype, division in product(NAMES, DIVISIONS):
+        assert 8 // division.warps * (division.shared_bytes(dtype) + 1024) <= GPUS[90].shared
+
+
+def test_the_source_has_all_divisions_and_no_others() -> None:
+    text = Path(warp_attention.__file__).with_suffix(".cu").read_text()
+    found = re.findall(r"^ATTENTION_OF_(ALL_TYPES|CLUSTERS)\((\d), (\d)", text, re.MULTILINE)
+    assert {(int(warps), int(splits)) for _, warps, splits in found} == {
+        (each.warps, each.splits) for each in DIVISIONS
+    }
+    assert all((kind == "CLUSTERS") == (splits != "1") for kind, _, splits in found)
+
+
+def test_few_rows_are_divided_among_the_multiprocessors() -> None:
+    programs = {
+        rows: rows * KV_HEADS * warp_attention.choose_division(rows).splits for rows in (1, 2, 3, 8, 9, 16, 48, 64, 65)
+    }
+    assert programs == {1: 32, 2: 64, 3: 48, 8: 128, 9: 72, 16: 128, 48: 384, 64: 512, 65: 520}
 
 
 @needs_gpu
+@pytest.mark.parametrize("division", DIVISIONS)
 @pytest.mark.parametrize("dtype", NAMES)
-def test_a_large_batch_equals_the_reference(dtype: torch.dtype) -> None:
+def test_a_large_batch_equals_the_reference(
+    dtype: torch.dtype, division: Division, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warp_attention, "choose_division", lambda _: division)
     torch.manual_seed(0)
     count, pages = 300, 33
     device = torch.device(DEVICE)
     tables = 1 + torch.randperm(count * pages, device=device).view(count, pages)
     positions = torch.randint(0, pages * PAGE, (count,), device=device)
-    keys, values = (torch.randn(count * pages + 1, PAGE, KV_HEADS, DIM, device=device).bfloat16() for _ in range(2))
+    keys, values = (
+        by_head(torch.randn(count * pages + 1, PAGE, KV_HEADS, DIM, device=device).bfloat16()) for _ in range(2)
+    )
     cache = PagedRows(keys, values, tables, torch.randperm(count, device=device), positions)
     if dtype != torch.bfloat16:
         (keys, of_keys), (values, of_values) = quantize_rows(keys, dtype), quantize_rows(values, dtype)
@@ -126,3 +153,81 @@ def test_a_large_batch_equals_the_reference(dtype: torch.dtype) -> None:
 def copied(cache: PagedRows) -> PagedRows:
     scales = None if cache.scales is None else KVScales(*(pool.clone() for pool in cache.scales))
     return replace(cache, keys=cache.keys.clone(), values=cache.values.clone(), scales=scales)
+
+
+def quantized(cache: PagedRows, dtype: torch.dtype) -> PagedRows:
+    """A copy of the cache in this type."""
+    (keys, of_keys), (values, of_values) = (quantize_rows(pool, dtype) for pool in (cache.keys, cache.values))
+    scales = KVScales(*(pool.transpose(1, 2).contiguous() for pool in (of_keys, of_values)))
+    return replace(cache, keys=keys, values=values, scales=scales)
+
+
+def poison_unwritten(cache: PagedRows) -> None:
+    """Makes keys and values from each row's own position on NaN, and their scales."""
+    for slot, position in zip(cache.slots.tolist(), cache.positions.tolist(), strict=True):
+        unwritten = torch.arange(position, cache.max_positions, device=cache.keys.device)
+        page, offset = cache.tables[slot, unwritten // PAGE], unwritten % PAGE
+        for pool in (cache.keys, cache.values):
+            pool[page, offset] = torch.tensor(127 if pool.dtype == torch.int8 else torch.nan).to(pool)
+        for pool in cache.scales or ():
+            pool[page, :, offset] = torch.nan
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+def own_rows(cache: PagedRows) -> list[torch.Tensor]:
+    """What the cache has of each row's own position: keys and values [N,KVH,D], and their scales [N,KVH]."""
+    page, offset = cache.tables[cache.slots, cache.positions // PAGE], cache.positions % PAGE
+    rows = [cache.keys[page, offset], cache.values[page, offset]]
+    return rows + [pool[page, :, offset] for pool in cache.scales or ()]
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize(
+    ("positions", "pages"),
+    [
+        ([0], 1),
+        ([1, 15, 16, 17], 3),
+        ([639, 256, 33, 0], 40),
+        ([1100], 80),
+        ([2500], 160),
+        (list(range(5, 325, 20)), 21),
+    ],
+)
+def test_attention_over_each_type_equals_its_reference(
+    positions: list[int], pages: int, division: Division, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any division of a row; nothing that is not yet written is read."""
+    monkeypatch.setattr(warp_attention, "choose_division", lambda _: division)
+    qkv, given_rotation, plain = inputs(len(positions), pages, DEVICE)
+    plain = replace(plain, positions=torch.tensor(positions, device=DEVICE))
+    given = quantized(plain, dtype) if is_quantized(dtype) else copied(plain)
+    poison_unwritten(given)
+    cache = copied(given)
+    found = warp_attention.launch(qkv, given_rotation, cache)
+    # The key whose norm this kernel computed: PyTorch's may differ in the last bit.
+    warp_attention.launch(qkv, given_rotation, plain)
+    expected_rows = own_rows(plain)
+    if is_quantized(dtype):
+        (key, of_key), (value, of_value) = (quantize_rows(rows, dtype) for rows in expected_rows)
+        expected_rows = [key, value, of_key, of_value]
+    for stored, expected_row in zip(own_rows(cache), expected_rows, strict=True):
+        assert torch.equal(bits(stored), bits(expected_row))
+    # Over the cache that the launch wrote.
+    wide = cache if is_quantized(dtype) else replace(cache, keys=cache.keys.float(), values=cache.values.float())
+    query = rotary_store_reference(qkv, given_rotation, plain)
+    expected = paged_attention_reference(query.float(), wide)
+    torch.testing.assert_close(found.float(), expected, atol=2**-6, rtol=2**-6)
+    assert torch.equal(warp_attention.launch(qkv, given_rotation, copied(given)), found)
+    # Nothing but the rows' own positions is written.
+    page, offset = cache.tables[cache.slots, cache.positions // PAGE], cache.positions % PAGE
+    for pool, before in ((cache.keys, given.keys), (cache.values, given.values)):
+        before[page, offset] = pool[page, offset]
+        assert torch.equal(bits(pool), bits(before))
+    for pool, before in zip(cache.scales or (), given.scales or (), strict=True):
+        before[page, :, offset] = pool[page, :, offset]
+        assert torch.equal(bits(pool), bits(before))

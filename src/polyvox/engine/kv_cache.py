@@ -18,7 +18,9 @@ SCRATCH_PAGE = 0  # rows of padded calls are written here; no slot owns it
 class KVCache:
     """Keys and values [layers, pages, page, kv_heads, head_dim], and the block table of each slot.
 
-    A quantised type has scales, too (kv_quantize.py).
+    On a GPU a page is stored by head, because an attention kernel reads one head of it at a time: a row of 128 bytes,
+    which a quantised head has, is too little for the memory's bandwidth. On a CPU it is stored by position, so that
+    PyTorch reads consecutive pages without a copy. A quantised type has scales, too (kv_quantize.py).
     Rows that a slot has not written are never read, whatever they contain.
     """
 
@@ -33,7 +35,10 @@ class KVCache:
     ) -> None:
         """max_pages: of one slot. dtype: of keys and values, which may differ from the generator's."""
         layers, kv_heads, head_dim = shape
-        self._pool = torch.zeros(2, layers, num_pages + 1, PAGE, kv_heads, head_dim, device=device, dtype=dtype)
+        by_head = device.type != "cpu"
+        page = (kv_heads, PAGE) if by_head else (PAGE, kv_heads)
+        pool = torch.zeros(2, layers, num_pages + 1, *page, head_dim, device=device, dtype=dtype)
+        self._pool = pool.transpose(3, 4) if by_head else pool
         self.keys, self.values = self._pool
         self.scales: Tensor | None = None
         if is_quantized(dtype):

@@ -8,8 +8,7 @@ reads what it writes. For small batches the first block of the past is prefetche
 (launch_overlap.py), which is safe because earlier steps wrote it. A few rows leave most multiprocessors idle: several
 programs divide the blocks of positions of a row, and a second launch combines their results. Otherwise all blocks go
 through one pipelined loop. Consecutive rows of one slot (a prompt) need the two separate launches. Where
-page_attention.py, prefetch_attention.py, warp_attention.py or large_batch_attention.py support a launch, it is computed
-there.
+page_attention.py, warp_attention.py or large_batch_attention.py support a launch, it is computed there.
 
 Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
 Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the reduction, with the
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels import large_batch_attention, page_attention, prefetch_attention, warp_attention
+from polyvox.kernels import large_batch_attention, page_attention, warp_attention
 from polyvox.kernels.attention import BLOCK, LOG2_E, MIN_TILE, paged_attention_reference
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.kv_quantize import quantize_heads
@@ -64,8 +63,6 @@ def rotary_attention(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> T
     assert not rotation.by_row
     if page_attention.supports(qkv, rotation, cache):
         return page_attention.launch(qkv, rotation, cache)
-    if prefetch_attention.supports(qkv, rotation, cache):
-        return prefetch_attention.launch(qkv, rotation, cache)
     if warp_attention.supports(qkv, rotation, cache):
         return warp_attention.launch(qkv, rotation, cache)
     if large_batch_attention.supports(qkv, cache):

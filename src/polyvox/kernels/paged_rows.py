@@ -12,7 +12,7 @@ from polyvox.kernels.kv_quantize import KVScales
 class PagedRows:
     """Row i is position positions[i] of slot slots[i]; position p is row p % PAGE of page tables[slot, p // PAGE]."""
 
-    keys: Tensor  # [P,PAGE,KVH,D]
+    keys: Tensor  # [P,PAGE,KVH,D], in memory in this order or by head
     values: Tensor  # the same
     tables: Tensor  # [S,W] int64
     slots: Tensor  # [N] int64
@@ -30,6 +30,11 @@ class PagedRows:
     @property
     def dim(self) -> int:
         return self.keys.shape[3]
+
+    @property
+    def is_by_head(self) -> bool:
+        """Whether pages are [KVH,PAGE,D] in memory, so that a head's positions are next to each other."""
+        return self.keys.transpose(1, 2).is_contiguous()
 
     @property
     def max_positions(self) -> int:

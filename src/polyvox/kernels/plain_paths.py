@@ -14,7 +14,6 @@ from polyvox.kernels import (
     code_draw,
     history,
     mid_batch_linear,
-    prefetch_attention,
     prefetch_linear,
     prefetch_vector,
     quantized_rows,
@@ -91,13 +90,7 @@ FAST_PATHS = (
         wgmma_linear.supports_architecture,
     ),
     FastPath(
-        "decode attention of few rows in CUDA C++",
-        "compute capability 9.0 exactly, and NVRTC",
-        "Triton kernels",
-        prefetch_attention.supports_architecture,
-    ),
-    FastPath(
-        "decode attention of many rows in CUDA C++",
+        "decode attention in CUDA C++",
         "compute capability 9.0 exactly, and NVRTC",
         "Triton kernels",
         warp_attention.supports_architecture,

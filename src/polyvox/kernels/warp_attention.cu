@@ -1,28 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode attention of large batches with tensor cores: the launcher and the contract are in warp_attention.py.
+// Decode attention with tensor cores: the launcher and the contract are in warp_attention.py.
 // tests/conformance/test_warp_attention_on_cpu.py runs this file on a CPU.
 //
-// A warp has one row and KV head with its two query heads; with fewer warps, as in tests, they take these in turn. Pages
-// of 16 positions are copied to the warp's part of shared memory, STAGES - 1 steps ahead. Keys times queries are products
-// of 16 positions × 8 columns, of which two are query heads; the sums of values are 16 dimensions × 8 columns. Rows in
-// shared memory are swizzled: chunk c of 16 bytes of row p is at c ^ p % 8.
+// A program has one row and KV head with its two query heads; few rows have a cluster of SPLITS programs each. Its warps
+// take steps of one or two pages of 16 positions in turn, with a running softmax each, and add up their parts through
+// shared memory in the end; then the first program of a cluster adds up those of all. Pages are copied to the
+// warp's part of shared memory, STAGES - 1 steps ahead. Keys times queries are products of 16 positions × 8 columns, of
+// which two are query heads; the sums of values are 16 dimensions × 8 columns. Rows in shared memory are swizzled: chunk
+// c of 16 bytes of row p is at c ^ p % 8.
 
 #include "warps.cuh"
 #include "overlap.cuh"
 #include "bfloat16.cuh"
+#include "barriers.cuh"
 #include "attention.cuh"
 #include "async_copies.cuh"
 #include "quantized_rows.cuh"
 
 constexpr int DIM = 128, GROUP = 2, PAGE = 16, KV_HEADS = 8;
-constexpr int STAGES = 3, STEPS = DIM / 16;  // in shared memory; products of 16 dimensions
+constexpr int STEPS = DIM / 16;              // products of 16 dimensions
+constexpr int PART = GROUP * DIM + 2 * GROUP;  // floats of a part of the result: sums, maxima and denominators
 constexpr float WEIGHT_SCALE = 64.f;         // of weights in float16 times the scales of values: few are subnormal
 
 // Everything that needs the hardware; a test replaces it by functions for a CPU.
 #ifdef ON_CPU
 #include "warp_attention_on_cpu.hpp"
 #else
-__device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+// A value in the memory of the cluster's first program.
+__device__ __forceinline__ void store_first(float *at, float value) {
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, 0;\n"
+               "st.shared::cluster.f32 [there], %1;\n}" ::"r"(shared_address(at)), "f"(value) : "memory");
+}
 __device__ __forceinline__ void load_matrices(unsigned (&m)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -58,7 +66,6 @@ __device__ __forceinline__ unsigned subtract_halves(unsigned a, unsigned b) {
 }
 __device__ __forceinline__ int from_lane(int value, int lane) { return __shfl_sync(0xFFFFFFFF, value, lane); }
 __device__ __forceinline__ bool any_lane(bool value) { return __any_sync(0xFFFFFFFF, value); }
-#define SHARED_MEMORY extern __shared__ __align__(128) unsigned char memory[]
 #define MINUS_INFINITY (-__int_as_float(0x7F800000))
 #endif
 
@@ -104,71 +111,84 @@ __device__ __forceinline__ unsigned to_halves(unsigned word) {
 }
 
 struct Cache {
-  unsigned char *keys, *values;      // [P, PAGE, KV_HEADS, DIM]
+  unsigned char *keys, *values;      // [P, KV_HEADS, PAGE, DIM]
   float *key_scales, *value_scales;  // [P, KV_HEADS, PAGE], of a quantised cache
   const long long *tables, *slots, *positions;
   int table_row;
 };
+struct Heads {  // of the rows, and how they are normed and rotated
+  const bits16 *qkv, *query_gain, *key_gain, *cos, *sin;
+  int row;  // elements from row to row
+  float eps;
+};
 
-template <int TYPE> struct Attention {
-  static constexpr int PAGES = TYPE == BF16 ? 1 : 2;                                 // of a step
+template <int TYPE, int WARPS, int SPLITS> struct AttentionProgram {
+  // warp_attention.py computes the same shared memory.
+  static constexpr int STAGES = SPLITS > 1 ? 2 : 3;                                  // of a warp
+  static constexpr int PAGES = TYPE != BF16 && WARPS == 1 ? 2 : 1;                   // of a step
+  static constexpr int STRIDE = WARPS * SPLITS * PAGES;                              // from step to step of a warp
   static constexpr int ROW = TYPE == BF16 ? DIM * 2 : DIM, PAGE_BYTES = PAGE * ROW;  // bytes of a head
-  static constexpr int CHUNKS = ROW / 16, ROWS = 32 / CHUNKS;                        // copied by a warp at once
+  static constexpr int CHUNKS = ROW / 16, ROWS = 32 / CHUNKS, COPIED = 32 * 16;      // by a warp at once
   static constexpr int SCALES = TYPE == BF16 ? 0 : PAGE * 4;
   static constexpr int SUB = 2 * PAGE_BYTES + 2 * SCALES, STAGE = PAGES * SUB;  // keys, values and their scales
-  static constexpr long long POSITION_STRIDE = KV_HEADS * ROW, PAGE_STRIDE = PAGE * POSITION_STRIDE;
+  static constexpr int VALUES = GROUP * DIM / (32 * WARPS);                     // of the result, of a thread
+  static_assert(PART * 4 <= STAGES * STAGE, "the parts of the result fit into the stages");
 
   const Cache &cache;
-  const int items, stride, lane;
+  unsigned char *memory, *own;  // shared memory of the program and of the warp
+  unsigned stages;
+  int warp, lane, rank, item, head, position, last, slot;  // position of the row, and its page
+  int copied, found, pages;  // the page that is copied next; lane i has entry found + i of the slot's table in `pages`
 
-  // What is copied next: this page of an item. Lane i has entry page - page % 32 + i of the slot's table in `pages`.
-  int item, page, position, pages, slot;
-  int next_position, next_slot, next_pages;  // of the item after it
-
-  __device__ __forceinline__ int load_pages(int of_slot, int of_position, int from) {
-    return (int)cache.tables[(long long)of_slot * cache.table_row + min(from + lane, of_position / PAGE)];
+  __device__ AttentionProgram(const Cache &cache, unsigned char *memory) : cache(cache), memory(memory) {
+    warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % SPLITS;
+    item = blockIdx.x / SPLITS, head = item % KV_HEADS, own = memory + warp * STAGES * STAGE;
+    stages = shared_address(own);
+    position = (int)cache.positions[item / KV_HEADS], slot = (int)cache.slots[item / KV_HEADS], last = position / PAGE;
+    copied = first_page(), found = 0;
+    find_pages();
   }
-  __device__ __forceinline__ void begin(int first) {
-    item = first, page = 0;
-    position = (int)cache.positions[item / KV_HEADS], slot = (int)cache.slots[item / KV_HEADS];
-    pages = load_pages(slot, position, 0);
+  __device__ __forceinline__ int first_page() { return (warp * SPLITS + rank) * PAGES; }
+  // A part of the result: of a warp, in place of its stages, or of a program of the cluster.
+  __device__ __forceinline__ float *part_of_warp(int of) { return (float *)(memory + of * STAGES * STAGE); }
+  __device__ __forceinline__ float *part_of_program(int of) { return part_of_warp(WARPS) + of * PART; }
+  __device__ __forceinline__ long long page_of(int number) {
+    return cache.tables[(long long)slot * cache.table_row + number];
   }
+  __device__ __forceinline__ void find_pages() { pages = (int)page_of(min(found + lane, last)); }
   __device__ __forceinline__ void copy_page(unsigned to, int number) {
     const int past = position - number * PAGE;  // positions of this page that earlier passes wrote
-    const long long index = from_lane(pages, number % 32), head = item % KV_HEADS;
-    const long long at = index * PAGE_STRIDE + head * ROW + lane / CHUNKS * POSITION_STRIDE + lane % CHUNKS * 16;
+    const long long index = (long long)from_lane(pages, number % 32) * KV_HEADS + head;  // page and head
+    const long long at = index * PAGE_BYTES + lane * 16;
     const unsigned char *keys = cache.keys + at, *values = cache.values + at;
 #pragma unroll
     for (int i = 0; i < PAGE / ROWS; i++) {
       const int p = ROWS * i + lane / CHUNKS;
       const unsigned there = to + p * ROW + ((lane % CHUNKS ^ p % 8) * 16);
       if (past >= PAGE) {
-        copy_16_bytes(there, keys + i * ROWS * POSITION_STRIDE);
-        copy_16_bytes(there + PAGE_BYTES, values + i * ROWS * POSITION_STRIDE);
+        copy_16_bytes(there, keys + i * COPIED);
+        copy_16_bytes(there + PAGE_BYTES, values + i * COPIED);
       } else {
-        copy_or_clear(there, keys + i * ROWS * POSITION_STRIDE, p < past);
-        copy_or_clear(there + PAGE_BYTES, values + i * ROWS * POSITION_STRIDE, p < past);
+        copy_or_clear(there, keys + i * COPIED, p < past);
+        copy_or_clear(there + PAGE_BYTES, values + i * COPIED, p < past);
       }
     }
     if (TYPE != BF16 && lane < PAGE / 2) {  // 4 scales of each
       const float *scales = lane < PAGE / 4 ? cache.key_scales : cache.value_scales;
-      scales += (index * KV_HEADS + head) * PAGE + lane % (PAGE / 4) * 4;
+      scales += index * PAGE + lane % (PAGE / 4) * 4;
       copy_or_clear(to + 2 * PAGE_BYTES + lane * 16, scales, past > 0);
     }
   }
-  // Copies the next step of PAGES pages, if there is one, and looks up the pages of the item after this one.
-  __device__ __forceinline__ void copy(unsigned to) {
-    if (item < items) {
-      if (page % 32 == 0 && page > 0) pages = load_pages(slot, position, page);
+  // Copies the warp's next step, if there is one.
+  __device__ __forceinline__ void copy(int stage) {
+    if (copied <= last) {
+      if (copied >= found + 32) {
+        found = copied - copied % 32;
+        find_pages();
+      }
 #pragma unroll
-      for (int i = 0; i < PAGES; i++) copy_page(to + i * SUB, page + i);
-      const int last = position / PAGE, next = item + stride;
-      if (page == 0 && next < items)
-        next_position = (int)cache.positions[next / KV_HEADS], next_slot = (int)cache.slots[next / KV_HEADS];
-      page += PAGES;
-      if ((page == 2 * PAGES || (page == PAGES && page > last)) && next < items)
-        next_pages = load_pages(next_slot, next_position, 0);
-      if (page > last) item = next, page = 0, position = next_position, slot = next_slot, pages = next_pages;
+      for (int i = 0; i < PAGES; i++) copy_page(stages + stage * STAGE + i * SUB, copied + i);
+      copied += STRIDE;
     }
     commit_copies();
   }
@@ -219,61 +239,35 @@ template <int TYPE> struct Attention {
       }
     }
   }
-};
 
-template <int TYPE>
-__device__ __forceinline__ void attention(
-    const bits16 *qkv, const bits16 *query_gain, const bits16 *key_gain, const bits16 *cos, const bits16 *sin,
-    const Cache &cache, bits16 *out, int rows, int qkv_row, float eps, float scale) {
-  typedef Attention<TYPE> A;
-  constexpr int PAGES = A::PAGES;
-  SHARED_MEMORY;
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32, column = lane * 4;
-  const int items = rows * KV_HEADS, stride = gridDim.x * warps;
-  unsigned char *own = memory + threadIdx.x / 32 * STAGES * A::STAGE;
-  const unsigned stages = shared_address(own);
-  int item = blockIdx.x * warps + threadIdx.x / 32;
-  if (item >= items) return;
-
-  A loader{cache, items, stride, lane};
-  loader.begin(item);
+  __device__ __forceinline__ void run(const Heads &given, bits16 *out, float scale) {
+    const int column = lane * 4;
+    const bool has_last = last / PAGES % (WARPS * SPLITS) * PAGES == first_page();  // also the row's own key and value
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) loader.copy(stages + i * A::STAGE);
-  int next_position = (int)cache.positions[item / KV_HEADS], next_slot = (int)cache.slots[item / KV_HEADS];
-  const uint2 of_query = *(const uint2 *)(query_gain + column), of_key = *(const uint2 *)(key_gain + column);
-  wait_for_previous();
+    for (int i = 0; i < STAGES - 1; i++) copy(i);
+    if (SPLITS > 1) sync_cluster_relaxed();  // no program writes to another one that has not started
+    const uint2 of_query = *(const uint2 *)(given.query_gain + column), of_key = *(const uint2 *)(given.key_gain + column);
+    const uint2 by_cos = *(const uint2 *)(given.cos + (long long)position * DIM + column);
+    const uint2 by_sin = *(const uint2 *)(given.sin + (long long)position * DIM + column);
+    const int own_page = has_last ? (int)page_of(last) : 0;
+    wait_for_previous();
+    start_next();
 
-  uint2 first, second, new_key, new_value, by_cos, by_sin;
-  int own_page;
-  const auto load_item = [&](int of) {  // the row's own heads, its angles and its page
-    const int head = of % KV_HEADS;
-    const bits16 *heads = qkv + (long long)(of / KV_HEADS) * qkv_row + column;
-    first = load_8_bytes(heads + GROUP * head * DIM), second = load_8_bytes(heads + (GROUP * head + 1) * DIM);
-    new_key = load_8_bytes(heads + (GROUP * KV_HEADS + head) * DIM);
-    new_value = load_8_bytes(heads + ((GROUP + 1) * KV_HEADS + head) * DIM);
-    by_cos = *(const uint2 *)(cos + (long long)next_position * DIM + column);
-    by_sin = *(const uint2 *)(sin + (long long)next_position * DIM + column);
-    own_page = (int)cache.tables[(long long)next_slot * cache.table_row + next_position / PAGE];
-  };
-  load_item(item);
+    const bits16 *heads = given.qkv + (long long)(item / KV_HEADS) * given.row + column;
+    const uint2 first = load_8_bytes(heads + GROUP * head * DIM), second = load_8_bytes(heads + (GROUP * head + 1) * DIM);
+    uint2 key = make_uint2(0, 0), value = key;
+    if (has_last) {
+      key = load_8_bytes(heads + (GROUP * KV_HEADS + head) * DIM);
+      value = load_8_bytes(heads + ((GROUP + 1) * KV_HEADS + head) * DIM);
+    }
 
-  // Where a lane's rows of 8 × 8 matrices begin: positions below and from 8 on, then the next chunk; of values in 16
-  // bits the next chunk comes first.
-  const unsigned key_at = ((lane / 8 % 2 * 8 + lane % 8) * A::ROW) | ((lane / 16 ^ lane % 8) * 16);
-  const unsigned value_at =
-      TYPE != BF16 ? key_at : ((lane / 16 * 8 + lane % 8) * A::ROW) | ((lane / 8 % 2 ^ lane % 8) * 16);
-  int stage = 0, free = STAGES - 1;
-  for (; item < items; item += stride) {
-    const int position = next_position, last = position / PAGE, head = item % KV_HEADS, next = item + stride;
-    if (next >= items) start_next();
     // Queries in the layout of products; the free stage passes them from the layout of the rotation.
     unsigned queries[STEPS][2];
     {
-      unsigned char *passed = own + free * A::STAGE;
-      __syncwarp();
-      *(uint2 *)(passed + lane * 8) = rotate(first, of_query, by_cos, by_sin, eps);
-      *(uint2 *)(passed + DIM * 2 + lane * 8) = rotate(second, of_query, by_cos, by_sin, eps);
-      __syncwarp();
+      unsigned char *passed = own + (STAGES - 1) * STAGE;
+      *(uint2 *)(passed + lane * 8) = rotate(first, of_query, by_cos, by_sin, given.eps);
+      *(uint2 *)(passed + DIM * 2 + lane * 8) = rotate(second, of_query, by_cos, by_sin, given.eps);
+      sync_warp();
 #pragma unroll
       for (int i = 0; i < STEPS; i++) {
         uint2 words = make_uint2(0, 0);
@@ -287,41 +281,48 @@ __device__ __forceinline__ void attention(
         queries[i][0] = TYPE == BF16 ? words.x : pack_halves(low(words.x), high(words.x));
         queries[i][1] = TYPE == BF16 ? words.y : pack_halves(low(words.y), high(words.y));
       }
-      __syncwarp();
+      sync_warp();
     }
     // The row's own key and value, as the cache stores them.
-    uint2 key = rotate(new_key, of_key, by_cos, by_sin, eps), value = new_value;
     float key_scale = 0.f, value_scale = 0.f;
-    const long long at = own_page * A::PAGE_STRIDE + position % PAGE * A::POSITION_STRIDE + head * A::ROW;
-    if (TYPE == BF16) {
-      *(uint2 *)(cache.keys + at + lane * 8) = key, *(uint2 *)(cache.values + at + lane * 8) = value;
-    } else {
-      key.x = quantize<TYPE>(key, key_scale), value.x = quantize<TYPE>(value, value_scale);
-      *(unsigned *)(cache.keys + at + lane * 4) = key.x, *(unsigned *)(cache.values + at + lane * 4) = value.x;
-      const long long of = ((long long)own_page * KV_HEADS + head) * PAGE + position % PAGE;
-      if (lane == 0) cache.key_scales[of] = key_scale, cache.value_scales[of] = value_scale;
+    if (has_last) {
+      key = rotate(key, of_key, by_cos, by_sin, given.eps);
+      const long long of = ((long long)own_page * KV_HEADS + head) * PAGE + position % PAGE, at = of * ROW;
+      if (TYPE == BF16) {
+        *(uint2 *)(cache.keys + at + lane * 8) = key, *(uint2 *)(cache.values + at + lane * 8) = value;
+      } else {
+        key.x = quantize<TYPE>(key, key_scale), value.x = quantize<TYPE>(value, value_scale);
+        *(unsigned *)(cache.keys + at + lane * 4) = key.x, *(unsigned *)(cache.values + at + lane * 4) = value.x;
+        if (lane == 0) cache.key_scales[of] = key_scale, cache.value_scales[of] = value_scale;
+      }
     }
 
+    // Where a lane's rows of 8 × 8 matrices begin: positions below and from 8 on, then the next chunk; of values in 16
+    // bits the next chunk comes first.
+    const unsigned key_at = ((lane / 8 % 2 * 8 + lane % 8) * ROW) | ((lane / 16 ^ lane % 8) * 16);
+    const unsigned value_at =
+        TYPE != BF16 ? key_at : ((lane / 16 * 8 + lane % 8) * ROW) | ((lane / 8 % 2 ^ lane % 8) * 16);
     float sums[STEPS][4], most[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < STEPS * 4; i++) sums[i / 4][i % 4] = 0.f;
-    for (int page = 0; page <= last; page += PAGES) {
+    int stage = 0, free = STAGES - 1;
+    for (int page = first_page(); page <= last; page += STRIDE) {
       wait_for_copies<STAGES - 2>();
-      __syncwarp();
-      const unsigned here = stages + stage * A::STAGE;
+      sync_warp();
+      const unsigned here = stages + stage * STAGE;
       if (page + PAGES > last) {
         const int p = position % PAGE;
-        unsigned char *sub = own + stage * A::STAGE + (last - page) * A::SUB;
+        unsigned char *sub = own + stage * STAGE + (last - page) * SUB;
         if (TYPE == BF16) {
-          unsigned char *row = sub + p * A::ROW + ((lane / 2 ^ p % 8) * 16) + lane % 2 * 8;
-          *(uint2 *)row = key, *(uint2 *)(row + A::PAGE_BYTES) = value;
+          unsigned char *row = sub + p * ROW + ((lane / 2 ^ p % 8) * 16) + lane % 2 * 8;
+          *(uint2 *)row = key, *(uint2 *)(row + PAGE_BYTES) = value;
         } else {
-          unsigned char *row = sub + p * A::ROW + ((lane / 4 ^ p % 8) * 16) + lane % 4 * 4;
-          *(unsigned *)row = key.x, *(unsigned *)(row + A::PAGE_BYTES) = value.x;
-          float *scales = (float *)(sub + 2 * A::PAGE_BYTES);
+          unsigned char *row = sub + p * ROW + ((lane / 4 ^ p % 8) * 16) + lane % 4 * 4;
+          *(unsigned *)row = key.x, *(unsigned *)(row + PAGE_BYTES) = value.x;
+          float *scales = (float *)(sub + 2 * PAGE_BYTES);
           if (lane == 0) scales[p] = key_scale, scales[PAGE + p] = value_scale;
         }
-        __syncwarp();
+        sync_warp();
       }
 
       float scores[PAGES][2][4];
@@ -329,12 +330,9 @@ __device__ __forceinline__ void attention(
       for (int u = 0; u < PAGES; u++) {
 #pragma unroll
         for (int i = 0; i < 8; i++) scores[u][i / 4][i % 4] = 0.f;
-        A::score(scores[u], here + u * A::SUB, key_at, queries);
+        score(scores[u], here + u * SUB, key_at, queries);
       }
-      loader.copy(stages + free * A::STAGE);
-      if (page == 0 && next < items)
-        next_position = (int)cache.positions[next / KV_HEADS], next_slot = (int)cache.slots[next / KV_HEADS];
-      if (page + PAGES > last && next < items) load_item(next);
+      copy(free);
 
       // Rows lane / 4 and lane / 4 + 8 of each page, two columns.
       float weight[PAGES][4], factor[2], of_values[PAGES][2];
@@ -344,7 +342,7 @@ __device__ __forceinline__ void attention(
         float of_keys[2] = {scale, scale};
         of_values[u][0] = of_values[u][1] = 1.f;
         if (TYPE != BF16) {
-          const float *scales = (const float *)(own + stage * A::STAGE + u * A::SUB + 2 * A::PAGE_BYTES);
+          const float *scales = (const float *)(own + stage * STAGE + u * SUB + 2 * PAGE_BYTES);
 #pragma unroll
           for (int i = 0; i < 2; i++) {
             of_keys[i] = scale * scales[lane / 4 + 8 * i];
@@ -384,7 +382,7 @@ __device__ __forceinline__ void attention(
           packed[i] = transpose(TYPE == BF16 ? pack(weight[u][2 * i], weight[u][2 * i + 1])
                                              : pack_halves(weight[u][2 * i] * of_values[u][i],
                                                            weight[u][2 * i + 1] * of_values[u][i]));
-        A::add_values(sums, here + u * A::SUB + A::PAGE_BYTES, value_at, packed[0], packed[1]);
+        add_values(sums, here + u * SUB + PAGE_BYTES, value_at, packed[0], packed[1]);
       }
       free = stage;
       if (++stage == STAGES) stage = 0;
@@ -396,39 +394,91 @@ __device__ __forceinline__ void attention(
       for (int offset = 4; offset < 32; offset *= 2) total[i] += shuffle_xor(total[i], offset);
       if (TYPE != BF16) total[i] *= WEIGHT_SCALE;
     }
-    // The stage that was read last passes the results from the layout of products to rows.
-    unsigned char *passed = own + free * A::STAGE;
-    __syncwarp();
+    float *made = part_of_warp(warp);  // [GROUP][DIM], then maxima and denominators
+    sync_warp();
     if (lane % 4 == 0)
 #pragma unroll
       for (int i = 0; i < STEPS; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-          const float a = sums[i][j] / total[j], b = sums[i][j + 2] / total[j];
-          unsigned char *to = passed + j * DIM * 2 + i * 32;
-          if (TYPE == BF16) {
-            *(bits16 *)(to + lane / 4 * 2) = (bits16)pack(a, 0.f);
-            *(bits16 *)(to + lane / 4 * 2 + 16) = (bits16)pack(b, 0.f);
-          } else {
-            *(unsigned *)(to + lane / 4 * 4) = pack(a, b);
-          }
+          float *to = made + j * DIM + i * 16 + (TYPE == BF16 ? lane / 4 : lane / 4 * 2);
+          to[0] = sums[i][j], to[TYPE == BF16 ? 8 : 1] = sums[i][j + 2];
         }
-    __syncwarp();
-    bits16 *row = out + (long long)item * GROUP * DIM + column;
-    *(uint2 *)row = *(const uint2 *)(passed + lane * 8);
-    *(uint2 *)(row + DIM) = *(const uint2 *)(passed + DIM * 2 + lane * 8);
+    if (lane == 0)
+#pragma unroll
+      for (int j = 0; j < GROUP; j++) made[GROUP * DIM + j] = most[j], made[GROUP * DIM + GROUP + j] = total[j];
+    sync_program();
+    Joined joined = join<WARPS>(memory, STAGES * STAGE);
+    if (SPLITS > 1) {
+      float *to = part_of_program(rank);
+#pragma unroll
+      for (int i = 0; i < VALUES; i++) store_first(to + first_value() + i, joined.sums[i]);
+      if (first_value() % DIM == 0) {
+        store_first(to + GROUP * DIM + first_value() / DIM, joined.most);
+        store_first(to + GROUP * DIM + GROUP + first_value() / DIM, joined.total);
+      }
+      sync_cluster();
+      if (rank > 0) return;
+      joined = join<SPLITS>((unsigned char *)part_of_program(0), PART * 4);
+    }
+    store(out + (long long)item * GROUP * DIM + first_value(), joined);
   }
-}
 
-#define ATTENTION(NAME, TYPE)                                                                                         \
-  extern "C" __global__ void __launch_bounds__(64) attention_##NAME(                                                  \
+  // A thread's values of the result, from parts at a distance of so many bytes.
+  struct Joined {
+    float most, total, sums[VALUES];
+  };
+  static __device__ __forceinline__ int first_value() { return threadIdx.x * VALUES; }
+  template <int PARTS> static __device__ __forceinline__ Joined join(const unsigned char *parts, int bytes) {
+    const int head = first_value() / DIM;
+    const auto at = [&](int i) { return (const float *)(parts + i * bytes); };
+    Joined made = {MINUS_INFINITY, 0.f, {}};
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) made.most = fmaxf(made.most, at(i)[GROUP * DIM + head]);
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {  // of programs without a position, all are minus infinity
+      const float factor = made.most == MINUS_INFINITY ? 0.f : power_of_2(at(i)[GROUP * DIM + head] - made.most);
+      made.total += factor * at(i)[GROUP * DIM + GROUP + head];
+#pragma unroll
+      for (int j = 0; j < VALUES; j++) made.sums[j] += factor * at(i)[first_value() + j];
+    }
+    return made;
+  }
+  static __device__ __forceinline__ void store(bits16 *to, const Joined &joined) {
+    const auto pair = [&](int i) {
+      return pack(joined.sums[i % VALUES] / joined.total, joined.sums[(i + 1) % VALUES] / joined.total);
+    };
+    if constexpr (VALUES == 8)
+      *(uint4 *)to = make_uint4(pair(0), pair(2), pair(4), pair(6));
+    else if constexpr (VALUES == 4)
+      *(uint2 *)to = make_uint2(pair(0), pair(2));
+    else if constexpr (VALUES == 2)
+      *(unsigned *)to = pair(0);
+    else
+      *to = (bits16)pair(0);
+  }
+};
+
+#define ATTENTION(NAME, TYPE, WARPS, SPLITS, CLUSTER)                                                                 \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) CLUSTER attention_##NAME##_##WARPS##_##SPLITS(          \
       const bits16 *qkv, const bits16 *query_gain, const bits16 *key_gain, const bits16 *cos, const bits16 *sin,      \
       unsigned char *keys, unsigned char *values, float *key_scales, float *value_scales, const long long *tables,    \
-      const long long *slots, const long long *positions, bits16 *out, int rows, int qkv_row, int table_row,          \
-      float eps, float scale) {                                                                                       \
+      const long long *slots, const long long *positions, bits16 *out, int qkv_row, int table_row, float eps,         \
+      float scale) {                                                                                                  \
+    SHARED_MEMORY(memory);                                                                                            \
     const Cache cache{keys, values, key_scales, value_scales, tables, slots, positions, table_row};                   \
-    attention<TYPE>(qkv, query_gain, key_gain, cos, sin, cache, out, rows, qkv_row, eps, scale);                      \
+    AttentionProgram<TYPE, WARPS, SPLITS> program(cache, memory);                                                     \
+    program.run({qkv, query_gain, key_gain, cos, sin, qkv_row, eps}, out, scale);                                     \
   }
-ATTENTION(bf16, BF16)
-ATTENTION(int8, INT8)
-ATTENTION(fp8, FP8)
+#define ATTENTION_OF_ALL_TYPES(WARPS, SPLITS, CLUSTER)                                                                \
+  ATTENTION(bf16, BF16, WARPS, SPLITS, CLUSTER)                                                                       \
+  ATTENTION(int8, INT8, WARPS, SPLITS, CLUSTER)                                                                       \
+  ATTENTION(fp8, FP8, WARPS, SPLITS, CLUSTER)
+#define ATTENTION_OF_CLUSTERS(WARPS, SPLITS) ATTENTION_OF_ALL_TYPES(WARPS, SPLITS, __cluster_dims__(SPLITS, 1, 1))
+// warp_attention.py lists the same.
+ATTENTION_OF_ALL_TYPES(1, 1, )
+ATTENTION_OF_ALL_TYPES(2, 1, )
+ATTENTION_OF_ALL_TYPES(4, 1, )
+ATTENTION_OF_ALL_TYPES(8, 1, )
+ATTENTION_OF_CLUSTERS(8, 2)
+ATTENTION_OF_CLUSTERS(8, 4)

@@ -72,8 +72,9 @@ class PagedFrameKVCache:
         self, shape: TransformerConfig, batch: int, capacity: int, like: Tensor, indices: FrameIndices
     ) -> None:
         assert batch <= len(indices.streams), (batch, len(indices.streams))
-        self.keys = like.new_empty(shape.layers, batch, capacity, shape.kv_heads, shape.head_dim)
-        self.values = torch.empty_like(self.keys)
+        # By head, as in the KV cache of a GPU.
+        pools = like.new_empty(2, shape.layers, batch, shape.kv_heads, capacity, shape.head_dim)
+        self.keys, self.values = pools.transpose(3, 4)
         self._batch, self._indices = batch, indices
 
     def view(self, start: int, stop: int) -> Attend:
