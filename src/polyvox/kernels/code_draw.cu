@@ -123,7 +123,7 @@ __device__ __forceinline__ float quotient(float value, const Divisor &divisor) {
 }
 
 struct Bisected {
-  unsigned found;     // the upper 16 bits of the count-th largest rank, followed by zeros
+  unsigned found;     // the upper 16 bits of the count-th largest rank, or fewer if only `count` reach them, then zeros
   unsigned above;     // the number of ranks with larger upper bits
   unsigned reaching;  // the number of ranks that are at least `found`
 };
@@ -156,6 +156,7 @@ __device__ __forceinline__ Bisected bisect_upper_half(
     made.found += next << shift;
     made.above = next == 3 ? made.above : next == 2 ? three : next == 1 ? middle : one;
     made.reaching = next == 3 ? three : next == 2 ? middle : next == 1 ? one : made.reaching;
+    if (made.reaching == count) break;  // the ranks that reach it are the ones to keep
   }
   return made;
 }
