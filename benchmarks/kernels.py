@@ -63,7 +63,8 @@ class Context:
 
     def __init__(self, batch: int, context: int, page: int, kv_dtype: torch.dtype) -> None:
         pages = -(-context // page)
-        self.keys, self.values = (normal(batch * pages, page, KV_HEADS, DIM) for _ in range(2))
+        # By head, as in the KV cache of a GPU.
+        self.keys, self.values = (normal(batch * pages, KV_HEADS, page, DIM).transpose(1, 2) for _ in range(2))
         self.position_bytes = KVShape(1, KV_HEADS, DIM).position_bytes(kv_dtype)
         self.scales: KVScales | None = None
         if is_quantized(kv_dtype):

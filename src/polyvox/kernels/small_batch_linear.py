@@ -84,7 +84,7 @@ VECTOR_PLANS = (
     (4096, LaunchPlan(4, 1024, 4)),
     (0, LaunchPlan(8, 2048, 8)),
 )
-MATRIX_PLANS = ((8192, LaunchPlan(64, 64, 4, 6)), (0, LaunchPlan(64, 128, 4, 4)))
+MATRIX_PLAN = LaunchPlan(64, 128, 4, 4)
 SPLIT_PLAN = LaunchPlan(64, 64, 4, 6)
 # (maximum rows of a tile, plan) for quantised weights: as many bytes in flight need more stages. Chosen by the
 # instructions of the loop for sm_90: with two warps, 16 rows take 126 per 1,024 weights instead of 203.
@@ -180,7 +180,7 @@ def choose_plan(rows: int, weight: Matrix, add: bool = False, *, gpu: Gpu) -> La
     elif add:
         plan = SPLIT_PLAN
     else:
-        plan = next(plan for min_height, plan in MATRIX_PLANS if height >= min_height)
+        plan = MATRIX_PLAN
     if add:
         programs = -(-height // plan.height) * -(-rows // row_block(rows))
         splits = largest_power_of_2(min(SPLIT_PROGRAMS // programs, -(-inputs // plan.depth) // 2))
