@@ -156,7 +156,7 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     assert "codec's last layer in CUDA C++ (needs NVRTC" in message
     assert "codec's histories in one launch (needs NVRTC" in message
     assert "linear layers of one row in CUDA C++ (needs compute capability 9.0 exactly" in message
-    assert "linear layers of 2 to 16 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
+    assert "linear layers of 2 to 8 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
     assert "linear layers of 9 to 64 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
     assert "sampling in CUDA C++ (needs NVRTC" in message
     assert "linear layers of large batches with norms and gates (needs compute capability 9.0 exactly" in message

@@ -25,7 +25,7 @@ from polyvox.kernels.launches import META, Launch, record_launches
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import is_quantized, quantize_rows
 from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
-from polyvox.kernels.warp_attention import DIM, DIVISIONS, GROUP, KV_HEADS, NAMES, PAGE, Division
+from polyvox.kernels.warp_attention import DIM, DIVISIONS, GROUP, KV_HEADS, NAMES, PAGE, RowDivision
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 WIDTH = (GROUP + 2) * KV_HEADS * DIM
@@ -118,7 +118,7 @@ def test_few_rows_are_divided_among_the_multiprocessors() -> None:
 @pytest.mark.parametrize("division", DIVISIONS)
 @pytest.mark.parametrize("dtype", NAMES)
 def test_a_large_batch_equals_the_reference(
-    dtype: torch.dtype, division: Division, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, division: RowDivision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warp_attention, "choose_division", lambda _: division)
     torch.manual_seed(0)
@@ -199,7 +199,7 @@ def own_rows(cache: PagedRows) -> list[torch.Tensor]:
     ],
 )
 def test_attention_over_each_type_equals_its_reference(
-    positions: list[int], pages: int, division: Division, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    positions: list[int], pages: int, division: RowDivision, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With any division of a row; nothing that is not yet written is read."""
     monkeypatch.setattr(warp_attention, "choose_division", lambda _: division)

@@ -65,7 +65,7 @@ FAST_PATHS = (
         prefetch_vector.supports_architecture,
     ),
     FastPath(
-        "linear layers of 2 to 16 rows in CUDA C++",
+        "linear layers of 2 to 8 rows in CUDA C++",
         "compute capability 9.0 exactly, 128 multiprocessors and NVRTC",
         "Triton kernels",
         prefetch_linear.supports_architecture,
