@@ -20,9 +20,6 @@ static unsigned select_bytes(unsigned a, unsigned b, unsigned selector) {
   for (int i = 0; i < 4; i++) made |= (unsigned)(both >> (selector >> (4 * i) & 7) * 8 & 0xFF) << (8 * i);
   return made;
 }
-static float2 halves_to_floats(unsigned halves) {
-  return {half_to_float((bits16)halves), half_to_float((bits16)(halves >> 16))};
-}
 static float float8_to_float(unsigned char bits) {  // e4m3fn
   const int exponent = bits >> 3 & 15, mantissa = bits & 7;
   if (exponent == 15 && mantissa == 7) return NAN;

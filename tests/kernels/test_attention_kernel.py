@@ -23,7 +23,7 @@ def case(
     order = torch.randperm(count - 1, generator=generator) + 1
     tables = order[: len(positions) * width].view(len(positions), width)
     slots = torch.randperm(len(positions), generator=generator)
-    pool = torch.full((2, count, page, kv_heads, dim), torch.nan, dtype=dtype)
+    pool = torch.full((2, count, kv_heads, page, dim), torch.nan, dtype=dtype).transpose(2, 3)  # by head, as on a GPU
     for slot, position in zip(slots.tolist(), positions, strict=True):
         for p in range(position + 1):
             written = torch.randn(2, kv_heads, dim, generator=generator)

@@ -22,7 +22,6 @@ from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 DIM, PAGE, KV_HEADS = 128, 16, 8
-SHARED_OF_OUTPUT = 64 << 10  # bytes of shared memory of a program of the next launch, the output projection
 Inputs = tuple[Tensor, HeadRotation, PagedRows]
 
 

@@ -106,7 +106,8 @@ def rotary_case(
     order = torch.randperm(rows * width, generator=torch.Generator().manual_seed(1)) + 1
     angles = torch.arange(max(positions) + 3)[:, None] / 10 ** (torch.arange(dim) % (dim // 2) / dim)
     sign = torch.where(torch.arange(dim) < dim // 2, -1, 1)
-    keys, values = torch.full((2, rows * width + 1, page, kv_heads, dim), torch.nan, dtype=dtype)
+    # By head, as on a GPU.
+    keys, values = torch.full((2, rows * width + 1, kv_heads, page, dim), torch.nan, dtype=dtype).transpose(2, 3)
     norms = (random(dim, dtype=dtype, seed=3), random(dim, dtype=dtype, seed=4)) if norm else None
     slots = torch.arange(rows).flip(0).contiguous()
     return RotaryCase(

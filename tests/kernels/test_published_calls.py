@@ -99,7 +99,7 @@ def frames(runners: tuple[GeneratorRunner, VocoderRunner]) -> GraphedSizes:
     return graphs.families[1]
 
 
-@pytest.mark.parametrize("streams", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
+@pytest.mark.parametrize("streams", [1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 320, 384, 512, 640, 768, 896, 1024])
 def test_every_product_of_a_frame_step_has_a_kernel_or_is_the_librarys(
     streams: int, runners: tuple[GeneratorRunner, VocoderRunner]
 ) -> None:
@@ -119,7 +119,7 @@ def test_few_launches_are_between_the_products(
     assert bool(made["norm_kernel"]) == bool(normed)
 
 
-@pytest.mark.parametrize("streams", [1, 8, 16, 32])
+@pytest.mark.parametrize("streams", [1, 2, 8, 16, 32, 64, 96, 128, 256, 512])
 def test_pytorch_launches_nothing_in_the_code_predictor(
     streams: int, runners: tuple[GeneratorRunner, VocoderRunner]
 ) -> None:

@@ -16,7 +16,7 @@ import torch
 from conftest import DEVICE
 from kernels.test_cuda_attention import inputs
 from paged_pools import by_head
-from polyvox.kernels import decode_attention, warp_attention
+from polyvox.kernels import decode_attention, graph_memory, warp_attention
 from polyvox.kernels.attention import paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.gpu import GPUS, assume
@@ -107,11 +107,17 @@ def test_the_source_has_all_divisions_and_no_others() -> None:
     assert all((kind == "CLUSTERS") == (splits != "1") for kind, _, splits in found)
 
 
-def test_few_rows_are_divided_among_the_multiprocessors() -> None:
-    programs = {
-        rows: rows * KV_HEADS * warp_attention.choose_division(rows).splits for rows in (1, 2, 3, 8, 9, 16, 48, 64, 65)
-    }
-    assert programs == {1: 32, 2: 64, 3: 48, 8: 128, 9: 72, 16: 128, 48: 384, 64: 512, 65: 520}
+def test_the_programs_of_clusters_run_at_a_time() -> None:
+    for count in range(1, 100):
+        division = warp_attention.choose_division(count)
+        assert division.splits == 1 or count * KV_HEADS * division.splits <= GPUS[90].multiprocessors
+
+
+def test_a_quantised_cluster_leaves_shared_memory_to_the_next_launch() -> None:
+    reserved, of_output = 1 << 10, 64 << 10  # bytes of each program, and of a program of the output projection
+    largest_part = graph_memory.PERCENT_OF_ONE_ROW / 100 * (GPUS[90].shared + reserved)
+    used = warp_attention.choose_division(1).shared_bytes(torch.int8)
+    assert used + of_output + 2 * reserved <= largest_part
 
 
 @needs_gpu

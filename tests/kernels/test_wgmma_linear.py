@@ -55,11 +55,13 @@ def test_only_one_architecture_and_large_batches_in_bfloat16_are_supported() -> 
     for gpu in GPUS.values():
         with assume(gpu):
             assert wgmma_linear.supports(given, weight) == (gpu.architecture == 90)
-    assert all(wgmma_linear.supports(rows(count, 1024), weight) for count in (65, 96, 320, 512, 768, 1024, 2048))
-    assert not any(wgmma_linear.supports(rows(count, 1024), weight) for count in (64, 640, 1280, 4096))
-    for count in (96, 256, 448, 512, 1024):
+    assert all(
+        wgmma_linear.supports(rows(count, 1024), weight) for count in (65, 96, 320, 512, 641, 768, 1024, 1537, 2048)
+    )
+    assert not any(wgmma_linear.supports(rows(count, 1024), weight) for count in (64, 513, 640, 1025, 1280, 1536, 2049))
+    for count in (65, 96, 256, 385, 448, 512, 897, 1024, 1537, 1792):
         assert wgmma_linear.supports(rows(count, 2048), rows(12288, 2048), gated=True)
-    for count in (64, 320, 640, 2048):
+    for count in (64, 257, 320, 384, 513, 640, 896, 1025, 1536, 1793, 2048):
         assert not wgmma_linear.supports(rows(count, 2048), rows(12288, 2048), gated=True)
     assert wgmma_linear.supports(rows(320, 2048), rows(1024, 2048))
     assert not wgmma_linear.supports(rows(320, 2048), rows(2048, 2048))
@@ -67,7 +69,7 @@ def test_only_one_architecture_and_large_batches_in_bfloat16_are_supported() -> 
     assert not wgmma_linear.supports(rows(512, 1024, torch.float16), rows(4096, 1024, torch.float16))
     assert not wgmma_linear.supports(given, rows(4097, 1024))
     assert wgmma_linear.supports(given, rows(6144, 1024), gated=True)
-    assert not wgmma_linear.supports(given, weight, gated=True)
+    assert not wgmma_linear.supports(given, rows(4160, 1024), gated=True)
     assert not wgmma_linear.supports(rows(512, 1000), rows(4096, 1000))
     assert not wgmma_linear.supports(given, quantize_matrix(torch.ones(256, 1024), torch.int8))
     assert not wgmma_linear.supports(torch.ones(512, 1024).bfloat16(), weight)
@@ -113,7 +115,7 @@ def test_the_source_has_all_tiles_and_no_others() -> None:
 @pytest.mark.parametrize("kind", SHAPES)
 def test_every_supported_matrix_has_a_tile_that_fits(kind: int) -> None:
     for matrix_rows in (384, *(height for height, _ in SHAPES[kind])):
-        for count in (each[-1] for ranges in LARGE_BATCHES.values() for each in ranges):
+        for count in (end for ranges in LARGE_BATCHES.values() for each in ranges for end in (each[0], each[-1])):
             tile = choose_tile(count, matrix_rows, kind, 132)
             assert tile.kind == kind
             assert tile.divides(matrix_rows)

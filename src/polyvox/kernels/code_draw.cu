@@ -14,9 +14,10 @@
 constexpr int WARPS = 8, THREADS = 32 * WARPS, TOKENS = 8, CODES = THREADS * TOKENS;
 constexpr int HALF_BITS = 16, STEP_BITS = 2, STEPS = HALF_BITS / STEP_BITS, CHOICES = (1 << STEP_BITS) - 1;
 constexpr int FIELD = 10;  // bits of a warp's count, at most 257
-// More programs than run at a time on an H200: noise is not generated before the wait for all tokens, which would delay
-// the programs after the first ones, but after the filters for those that are kept. Its bits are the same.
-constexpr int MANY_ROWS = 513;
+// From here on more programs than run at a time on an H200 (four on each of 132 multiprocessors). Noise for all tokens,
+// generated before the wait, would delay those after the first; so it is generated after the filters, for the tokens that
+// are kept. Its bits are the same.
+constexpr int MANY_ROWS = 529;
 
 // Everything that needs the hardware; a test replaces it by functions for a CPU.
 #ifdef ON_CPU
@@ -123,7 +124,9 @@ __device__ __forceinline__ float quotient(float value, const Divisor &divisor) {
 }
 
 struct Bisected {
-  unsigned found;     // the upper 16 bits of the count-th largest rank, or fewer if only `count` reach them, then zeros
+  // A threshold: the upper 16 bits of the count-th largest rank, or fewer of them where exactly `count` ranks reach it;
+  // its other bits are zero.
+  unsigned found;
   unsigned above;     // the number of ranks with larger upper bits
   unsigned reaching;  // the number of ranks that are at least `found`
 };

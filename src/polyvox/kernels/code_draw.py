@@ -9,10 +9,10 @@ Triton's reductions over a program have two or three barriers and a dozen shuffl
 those of integers one instruction per warp. The next pass reads the code's embedding, which the same launch looks up.
 
 With rules, the ids from 2,048 on are control ids, of which only the end of speech may be sampled: the logits of the
-others are not read. Scores are ranked by their 32 bits: the upper 16 by bisection, as without rules (8 barriers). That
-is enough where top_k scores reach these bits. Otherwise the scores with the same upper bits are visited in descending
-order: one barrier if they are equal, and one more for each value above the threshold's. A greedy row, or one that keeps
-all scores, needs none of these.
+others are not read. Scores are ranked by their 32 bits: the upper 16 by bisection, as without rules (at most 8
+barriers; it ends when exactly top_k scores reach the threshold). That is enough where top_k scores reach these bits.
+Otherwise the scores with the same upper bits are visited in descending order: one barrier if they are equal, and one
+more for each value above the threshold's. A greedy row, or one that keeps all scores, needs none of these.
 
 Types: bfloat16 logits; float32 inside.
 Roundings: those of the reference implementation in sampler.py. With rules, division is three instructions of
@@ -21,8 +21,9 @@ unusual. Sums for top-p: without rules in the order of sampler.py's kernel; with
 and by warps, and the end of speech after the last code, so a score whose cumulative mass is within 1e-6 of top_p may be
 kept here and dropped there. A row of NaN logits samples the last code.
 Bytes: the logits once (and seen, for code 0, before the previous launch has ended); noise is generated in registers,
-before the previous launch has ended; a row of the table is read once and stored twice.
-Grid: one program of 8 warps per row. With rules a thread has 60 registers, without 48 (sm_90).
+before the previous launch has ended, or of many rows after the filters, for the scores that are kept; a row of the
+table is read once and stored twice.
+Grid: one program of 8 warps per row, of 64 registers per thread (sm_90): four run on a multiprocessor at a time.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Types: bfloat16, float16, float32; one type for all tensors, or a quantised cach
 Roundings: those of rotary.py; all of attention is in float32, and the quotient is rounded once at the end. The order of
 the sums is fixed: positions by lane, then the lanes.
 Bytes: keys and values of all positions once per row; qkv and the result once.
-Grid: one program per KV head and row; the KV heads of a row are next to each other, as they are in the cache.
+Grid: one program per KV head and row; the KV heads of a row are next to each other.
 """
 
 from __future__ import annotations

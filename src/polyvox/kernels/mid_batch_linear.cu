@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear layers of up to 64 rows for sm_90a in bfloat16: the matrix is in shared memory before the previous launch has
+// Linear layers of 9 to 64 rows for sm_90a in bfloat16: the matrix is in shared memory before the previous launch has
 // ended. The launcher, the contract and the shapes are in mid_batch_linear.py.
 // tests/conformance/test_mid_batch_linear_on_cpu.py runs this file on a CPU.
 //

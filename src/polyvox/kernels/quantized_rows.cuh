@@ -14,12 +14,6 @@ __device__ __forceinline__ unsigned float8_to_halves(unsigned pair) {  // of the
   asm("{ .reg .b16 low; cvt.u16.u32 low, %1; cvt.rn.f16x2.e4m3x2 %0, low; }" : "=r"(made) : "r"(pair));
   return made;
 }
-__device__ __forceinline__ float2 halves_to_floats(unsigned halves) {
-  float2 made;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
-      : "=f"(made.x), "=f"(made.y) : "r"(halves));
-  return made;
-}
 __device__ __forceinline__ unsigned to_float8(float low, float high) {
   unsigned made;
   asm("{ .reg .b16 pair; cvt.rn.satfinite.e4m3x2.f32 pair, %2, %1; cvt.u32.u16 %0, pair; }"
@@ -47,16 +41,4 @@ template <int TYPE> __device__ __forceinline__ unsigned to_bytes(const float *x,
   for (int i = 0; i < 4; i++)  // 1.5 · 2^23: rounds to an integer, ties to even; its lower byte is that of the sum
     made |= (__float_as_uint(add(x[i] * factor, 12582912.f)) & 0xFF) << (8 * i);
   return made;
-}
-// The values of four bytes, not yet times their row's scale.
-template <int TYPE> __device__ __forceinline__ void from_bytes(unsigned bytes, float *values) {
-  if (TYPE == FP8) {
-    const float2 lower = halves_to_floats(float8_to_halves(bytes));
-    const float2 upper = halves_to_floats(float8_to_halves(bytes >> 16));
-    values[0] = lower.x, values[1] = lower.y, values[2] = upper.x, values[3] = upper.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; i++)  // a byte plus 128 is the lower mantissa of a float32 from 2^23 on
-      values[i] = __uint_as_float(select_bytes(bytes ^ 0x80808080u, 0x4B000000u, 0x7440 | i)) - 8388736.f;
-  }
 }

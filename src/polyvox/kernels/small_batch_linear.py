@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 64
 MAX_QUANTIZED_ROWS = 256  # estimated, not measured
-VECTOR_ROWS = 1  # products of 2 rows are faster with tensor cores (H200: 2.20 instead of 2.27 ms for a frame step)
+# Products of 2 rows in bfloat16 are faster with tensor cores (H200: 2.20 instead of 2.27 ms for a frame step); other
+# types and architectures were not measured.
+VECTOR_ROWS = 1
 LANES = 256  # matrix columns per warp and load: 32 threads of 16 bytes, in a 16-bit type
 QUANTIZED_LANES = 512  # in a type of one byte
 MIN_TILE = 16  # minimum rows and depth of a tensor core operand
@@ -76,8 +78,8 @@ class LaunchPlan:
     splits: int = 1  # parts of the columns, each with its own programs; only for sums with a residual
 
 
-# (minimum matrix rows, plan): the first match is used. Chosen for sm_90; benchmarks/small_batch_linear.py --tune
-# measures others.
+# (minimum matrix rows, plan): the first match is used. Chosen for bfloat16 on sm_90, where the talker's gates need
+# them; benchmarks/small_batch_linear.py --tune measures others.
 VECTOR_PLANS = (
     (12288, LaunchPlan(8, 512, 2)),
     (6144, LaunchPlan(8, 1024, 4)),
@@ -164,7 +166,7 @@ def project_add_reference(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, sc
 
 
 def row_block(rows: int) -> int:
-    """The rows of a tile: 1 or 2 without tensor cores, 16, 32 or 64 with them."""
+    """The rows of a tile: 1 without tensor cores, 16, 32 or 64 with them."""
     return power_of_2(rows if rows <= VECTOR_ROWS else min(max(rows, MIN_TILE), MAX_ROWS))
 
 
@@ -252,8 +254,9 @@ def _launch(
     assert values.numel() < 1 << 31, values.shape
     given = (
         x, values, out if scales is None else scales, out if squares is None else squares, added, gain, out,
-        gained, out_squares, x.stride(0), parts_row, added.stride(0), eps,
+        gained, out_squares,
     )  # fmt: skip
+    settings = parts_row, added.stride(0), eps
     shape = {
         "INPUTS": inputs, "OUTPUTS": outputs, "BLOCK": block, "ROW_BLOCK": row_block(rows), "SQUARES": parts,
         "SQUARES_BLOCK": power_of_2(max(1, parts)), "QUANTIZED": scales is not None, "ADD": add is not None,
@@ -262,24 +265,24 @@ def _launch(
     grid = (-(-outputs // block), plan.splits, -(-rows // row_block(rows)))
     if rows <= VECTOR_ROWS:
         vector_kernel[grid](
-            *given, ROWS=rows, **shape, PARTS=plan.depth // _lanes(weight), DEPTH=_lanes(weight), **overlap(x),
+            *given, *settings, **shape, PARTS=plan.depth // _lanes(weight), DEPTH=_lanes(weight), **overlap(x),
             num_warps=plan.warps,
         )  # fmt: skip
     else:
         matrix_kernel[grid](
-            *given, rows, **shape, DEPTH=plan.depth, STAGES=plan.stages, SPLITS=plan.splits,
+            *given, x.stride(0), *settings, rows, **shape, DEPTH=plan.depth, STAGES=plan.stages, SPLITS=plan.splits,
             EARLY_START=rows >= EARLY_START_ROWS, **overlap(x), num_warps=plan.warps,
         )  # fmt: skip
 
 
 @Kernel
 def vector_kernel(
-    x, weight, scales, squares, add, gain, out, gained, out_squares, x_row, squares_row, add_row, eps,
-    ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr,
+    x, weight, scales, squares, add, gain, out, gained, out_squares, squares_row, add_row, eps,
+    ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr,
     SQUARES_BLOCK: tl.constexpr, QUANTIZED: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A warp owns whole matrix rows, PARTS · DEPTH columns per iteration: [BLOCK, PARTS, DEPTH]."""
+    """One row. A warp owns whole matrix rows, PARTS · DEPTH columns per iteration: [BLOCK, PARTS, DEPTH]."""
     if OVERLAP:
         start_next()
     STEPS: tl.constexpr = (INPUTS + PARTS * DEPTH - 1) // (PARTS * DEPTH)
@@ -297,8 +300,8 @@ def vector_kernel(
         wait_for_previous()
 
     row = tl.arange(0, ROW_BLOCK)
-    norm_scale = load_norm_scale(squares, squares_row, row, ROWS, eps, INPUTS, SQUARES, SQUARES_BLOCK, ROW_BLOCK)
-    residual = load_residual(add, add_row, row, output, ROWS, OUTPUTS, ADD)
+    norm_scale = load_norm_scale(squares, squares_row, row, 1, eps, INPUTS, SQUARES, SQUARES_BLOCK, ROW_BLOCK)
+    residual = load_residual(add, add_row, row, output, 1, OUTPUTS, ADD)
     sums = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
     ups = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
     for step in tl.static_range(STEPS):
@@ -308,12 +311,10 @@ def vector_kernel(
             next_gate = load_weights(start, next_at, in_range, INPUTS, EVEN)
             if GATED:
                 next_up = load_weights(start + OUTPUTS * INPUTS, next_at, in_range, INPUTS, EVEN)
-        for i in tl.static_range(ROWS):
-            mine = (row == i)[:, None]
-            value = tl.load(x + i * x_row + at, mask=at < INPUTS, other=0.0).to(tl.float32)[None, :, :]
-            sums = tl.where(mine, sums + tl.sum(tl.sum(gate.to(tl.float32) * value, 1), 1)[None, :], sums)
-            if GATED:
-                ups = tl.where(mine, ups + tl.sum(tl.sum(up.to(tl.float32) * value, 1), 1)[None, :], ups)
+        value = tl.load(x + at, mask=at < INPUTS, other=0.0).to(tl.float32)[None, :, :]
+        sums += tl.sum(tl.sum(gate.to(tl.float32) * value, 1), 1)[None, :]
+        if GATED:
+            ups += tl.sum(tl.sum(up.to(tl.float32) * value, 1), 1)[None, :]
         if step + 1 < STEPS:
             gate = next_gate
             if GATED:
@@ -322,7 +323,7 @@ def vector_kernel(
         sums *= scale
         ups *= up_scale
     store_output(
-        sums * norm_scale, ups * norm_scale, residual, factor, out, gained, out_squares, row, output, ROWS,
+        sums * norm_scale, ups * norm_scale, residual, factor, out, gained, out_squares, row, output, 1,
         OUTPUTS, BLOCK, ADD, GATED,
     )  # fmt: skip
 

@@ -28,8 +28,7 @@ constexpr float WEIGHT_SCALE = 64.f;         // of weights in float16 times the 
 #else
 // A value in the memory of the cluster's first program.
 __device__ __forceinline__ void store_first(float *at, float value) {
-  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, 0;\n"
-               "st.shared::cluster.f32 [there], %1;\n}" ::"r"(shared_address(at)), "f"(value) : "memory");
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote_address(shared_address(at), 0)), "f"(value) : "memory");
 }
 __device__ __forceinline__ void load_matrices(unsigned (&m)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -245,6 +244,7 @@ template <int TYPE, int WARPS, int SPLITS> struct AttentionProgram {
     const bool has_last = last / PAGES % (WARPS * SPLITS) * PAGES == first_page();  // also the row's own key and value
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) copy(i);
+    sync_warp();
     if (SPLITS > 1) sync_cluster_relaxed();  // no program writes to another one that has not started
     const uint2 of_query = *(const uint2 *)(given.query_gain + column), of_key = *(const uint2 *)(given.key_gain + column);
     const uint2 by_cos = *(const uint2 *)(given.cos + (long long)position * DIM + column);

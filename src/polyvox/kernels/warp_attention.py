@@ -87,7 +87,7 @@ class RowDivision:
         pages = 1
         if is_quantized(dtype):
             position += SCALE_TYPE.itemsize
-            pages = 2 if self.warps == self.splits == 1 else 1
+            pages = 2 if self.warps == 1 else 1
         parts = 0 if self.splits == 1 else self.splits * PART_BYTES
         return self.warps * stages * pages * 2 * PAGE * position + parts
 
@@ -114,6 +114,7 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     division = choose_division(rows)
     out = torch.empty(rows, GROUP * KV_HEADS, DIM, dtype=qkv.dtype, device=qkv.device)
     assert qkv.stride(0) * qkv.itemsize % ALIGNMENT == 0
+    assert cache.is_by_head
     query_gain, key_gain, cos, sin = rotation.launch_tensors(qkv)
     source().launch(
         division.name(dtype), rows * KV_HEADS * division.splits, division.warps * WARP_SIZE,

@@ -7,8 +7,8 @@
 // (bulk tensor copies, swizzled by 128 bytes); each warpgroup multiplies 64 rows of x. The two programs of a cluster
 // have the same matrix rows, and each copies half of them to both, because the L2 cache cannot deliver tiles of this
 // size to every multiprocessor. The first stages of the matrix are copied before the previous launch has ended
-// (launch_overlap.py); the next launch may start when this one has waited. Rows of x that do not exist are not copied:
-// a copy of which only a part exists takes longer than a whole one.
+// (launch_overlap.py); the next launch may start when this one has waited. Copies of x without rows that exist are left
+// out, and copies are small, because one of which only a part exists takes longer than a whole one.
 
 #include "warps.cuh"
 #include "overlap.cuh"
@@ -280,6 +280,8 @@ PRODUCT(128, 128, 6, 0)
 PRODUCT(64, 128, 8, 0)
 PRODUCT(256, 192, 4, 1)
 PRODUCT(128, 192, 5, 1)
+PRODUCT(64, 192, 6, 1)
+PRODUCT(64, 128, 8, 1)
 PRODUCT(128, 128, 6, 2)
 PRODUCT(64, 128, 8, 2)
 PRODUCT(64, 64, 13, 2)

@@ -33,7 +33,7 @@ class PagedKVView:
     of a slot have been written, and no two rows share a position of a slot.
     """
 
-    keys: Tensor  # [layers, P, PAGE, KVH, D]
+    keys: Tensor  # [layers, P, PAGE, KVH, D], in memory in this order or by head
     values: Tensor  # the same
     tables: Tensor  # [S, W] int64
     slots: Tensor  # [N] int64
