@@ -27,6 +27,7 @@ import threading
 import time
 import urllib.request
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -111,10 +112,12 @@ def serve(flags: dict[str, Any], model: str, frames: int, tokens: int, slots: in
         serve_with_engine_processes(settings, listener, [make])
 
 
-def wait_until_ready(port: int) -> float:
+def wait_until_ready(port: int, process: BaseProcess) -> float:
     """Seconds until the server is ready."""
     began = time.monotonic()
     while time.monotonic() - began < START_TIMEOUT:
+        if not process.is_alive():
+            raise RuntimeError(f"the server ended with status {process.exitcode} before it was ready")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10):
                 return time.monotonic() - began
@@ -303,7 +306,7 @@ def main() -> None:
         process.start()
         try:
             assert process.pid is not None
-            seconds = wait_until_ready(port)
+            seconds = wait_until_ready(port, process)
             sys.stdout.write(f"ready after {seconds:.0f} s, engine process {json.loads(report.read_text())['pid']}\n")
             sys.stdout.flush()
             for load in loads:
