@@ -35,7 +35,6 @@ from polyvox.kernels.silu_mul import silu_mul
 from polyvox.kernels.small_batch_linear import (
     LANES,
     QUANTIZED_LANES,
-    VECTOR_ROWS,
     LaunchPlan,
     choose_plan,
     launch,
@@ -51,7 +50,7 @@ from polyvox.tts import QUANTIZED_DTYPES
 REPLAYS = 30
 MIN_BYTES = 256 << 20  # of matrices in one graph: several times the GPU's cache
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda", 0)
-VECTOR_HEIGHTS, VECTOR_DEPTHS, VECTOR_WARPS = (4, 8, 16), (512, 1024, 2048), (4, 8)
+VECTOR_HEIGHTS, VECTOR_DEPTHS, VECTOR_WARPS = (4, 8, 16), (512, 1024, 2048), (2, 4, 8)
 MATRIX_HEIGHTS, MATRIX_DEPTHS, STAGES, SPLITS = (32, 64, 128), (64, 128, 256), (4, 6, 8), (1, 2, 4, 8)
 MATRIX_WARPS = (2, 4)
 MAX_SHARED = 200 << 10  # bytes of all stages
@@ -160,7 +159,7 @@ def plans(rows: int, shape: Shape, quantized: bool) -> Iterator[LaunchPlan]:
     """Plans of 64 (quantised: 128) weights or fewer per thread, or with tensor cores those that fit shared memory."""
     lanes = QUANTIZED_LANES if quantized else LANES
     max_elements, bytes_each = (128, 1) if quantized else (64, DTYPE.itemsize)
-    if rows <= VECTOR_ROWS:
+    if rows == 1:
         for height, depth, warps in product(VECTOR_HEIGHTS, VECTOR_DEPTHS, VECTOR_WARPS):
             if height * depth <= max_elements * 32 * warps and depth <= max(lanes, shape.inputs):
                 yield LaunchPlan(height, depth, warps)

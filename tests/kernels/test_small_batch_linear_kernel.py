@@ -18,7 +18,6 @@ from polyvox.kernels.quantized_rows import LARGEST
 from polyvox.kernels.small_batch_linear import (
     MAX_QUANTIZED_ROWS,
     MAX_ROWS,
-    VECTOR_ROWS,
     choose_plan,
     is_small_batch,
     project,
@@ -34,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted")]
 CLOSE = {torch.float32: 3e-6, torch.float16: 4e-3}
 # inputs and matrix rows: some fit no block, some take several iterations
 SHAPES = [(256, 32), (48, 20), (320, 192), (1200, 24), (2304, 18)]
-BOTH = [VECTOR_ROWS, VECTOR_ROWS + 1, MAX_ROWS]
+BOTH = [1, 2, MAX_ROWS]
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -47,7 +46,7 @@ def case(rows: int, inputs: int, height: int, dtype: torch.dtype) -> tuple[Tenso
 
 
 def types(rows: int) -> list[torch.dtype]:
-    return [dtype for dtype in CLOSE if dtype != torch.float32 or rows <= VECTOR_ROWS]
+    return [dtype for dtype in CLOSE if dtype != torch.float32 or rows == 1]
 
 
 CASES = [(rows, *shape, dtype) for rows in BOTH for shape in SHAPES for dtype in types(rows)]
@@ -62,8 +61,8 @@ def test_it_equals_its_reference_with_every_fused_operation(
 
 # Tiles of rows, and shapes of one and several iterations.
 QUANTIZED_CASES = [
-    (1, 48, 20, torch.float32), (VECTOR_ROWS, 1200, 24, torch.float32), (VECTOR_ROWS, 2304, 18, torch.float16),
-    (VECTOR_ROWS + 1, 48, 20, torch.float16), (MAX_ROWS, 1200, 24, torch.float16), (70, 520, 24, torch.float16),
+    (1, 48, 20, torch.float32), (1, 1200, 24, torch.float32), (1, 2304, 18, torch.float16),
+    (2, 48, 20, torch.float16), (MAX_ROWS, 1200, 24, torch.float16), (70, 520, 24, torch.float16),
 ]  # fmt: skip
 
 
@@ -146,7 +145,7 @@ def test_the_product_is_rounded_before_the_residual_is_added(rows: int) -> None:
     assert (found == 1).all()
 
 
-@pytest.mark.parametrize("rows", [VECTOR_ROWS + 1, 16, MAX_ROWS, 130])
+@pytest.mark.parametrize("rows", [2, 16, MAX_ROWS, 130])
 def test_a_row_has_the_same_bits_at_any_index_of_any_batch(rows: int) -> None:
     x, dense, norm = case(rows, 320, 24, torch.float16)
     weight: Matrix = dense if rows <= MAX_ROWS else quantize_matrix(dense, torch.int8)
@@ -178,7 +177,7 @@ def test_rows_may_be_strided_and_keep_their_shape() -> None:
 def test_large_and_empty_batches_use_separate_launches() -> None:
     x, weight, norm = case(MAX_ROWS + 1, 64, 16, torch.float16)
     assert is_small_batch(x[:1], weight)
-    assert not any(is_small_batch(rows, weight) for rows in (x, x[:0], x[: VECTOR_ROWS + 1].float()))
+    assert not any(is_small_batch(rows, weight) for rows in (x, x[:0], x[:2].float()))
     before = pre_norm(x, norm)
     assert torch.equal(project(before, weight), project_reference(before, weight))
     with kernels.disabled():
@@ -198,7 +197,7 @@ def test_the_gpu_changes_only_how_many_loads_are_in_flight(architecture: int) ->
             continue
         plan = choose_plan(rows, weight, add, gpu=gpu)
         assert replace(plan, stages=0) == replace(choose_plan(rows, weight, add, gpu=GPUS[90]), stages=0)
-        if rows > VECTOR_ROWS:
+        if rows > 1:
             assert plan.stages >= 2
             assert plan.stages * plan.depth * (plan.height * bytes_each + row_block(rows) * 2) <= gpu.shared
 
@@ -208,7 +207,7 @@ def test_a_matrix_with_few_rows_is_divided_by_columns() -> None:
     splits = [choose_plan(16, matrix, add=True, gpu=GPUS[90]).splits for matrix in matrices.values()]
     assert splits == [16, 8, 4, 1]
     assert choose_plan(16, matrices[1024], gpu=GPUS[90]).splits == 1
-    assert choose_plan(VECTOR_ROWS, matrices[1024], add=True, gpu=GPUS[90]).splits == 1
+    assert choose_plan(1, matrices[1024], add=True, gpu=GPUS[90]).splits == 1
 
 
 def absent_matrix(height: int, inputs: int, quantized: bool = False) -> Matrix:

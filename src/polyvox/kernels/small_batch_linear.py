@@ -7,10 +7,11 @@
     x @ weightᵀ -> [M,N], silu(first half) · second half -> [M,N/2], or add + x @ weightᵀ and its `PreNorm`
 
 Decoding a few streams is bound by reading weights and by the latency of launches that depend on each other. A program
-owns a few outputs and reads their matrix rows once. Up to VECTOR_ROWS rows are multiplied and summed row by row; a
-program loads its first matrix columns before the previous launch has ended (launch_overlap.py). More rows use tensor
-cores, with the matrix as left operand, so that few rows waste little. A matrix with few rows is also divided by
-columns (`splits`), so that every multiprocessor reads a part of it, and a second launch adds up the splits.
+owns a few outputs and reads their matrix rows once. One row is multiplied without tensor cores; a program loads its
+first matrix columns before the previous launch has ended (launch_overlap.py). More rows use tensor cores (in bfloat16
+on an H200, two rows take 2.20 instead of 2.27 ms of a frame step; other types and architectures were not measured),
+with the matrix as left operand, so that few rows waste little. A matrix with few rows is also divided by columns
+(`splits`), so that every multiprocessor reads a part of it, and a second launch adds up the splits.
 
 Where prefetch_vector.py, prefetch_linear.py, mid_batch_linear.py or register_linear.py support a product, it is
 computed there.
@@ -23,7 +24,7 @@ The RMS norm between two products is divided between them: the first one, which 
 times the norm's gain and the squares of its outputs, summed per program; the second one multiplies the rows with gain
 and scales its result by 1 / sqrt(mean of squares + eps). No program reads a whole row to normalise it.
 
-Types: bfloat16, float16; float32 up to VECTOR_ROWS rows.
+Types: bfloat16, float16; float32 for one row.
 Roundings: row · gain is rounded; products and squares are summed in float32, in an order that depends only on N, K,
 weight's type, `row_block(M)`, the number of tiles of rows and which file computes the product; the sum is multiplied by
 the channel's scale, if any, then by that of the norm, then rounded, then residual or gate as add_rms_norm and silu_mul
@@ -56,9 +57,6 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 64
 MAX_QUANTIZED_ROWS = 256  # estimated, not measured
-# Products of 2 rows in bfloat16 are faster with tensor cores (H200: 2.20 instead of 2.27 ms for a frame step); other
-# types and architectures were not measured.
-VECTOR_ROWS = 1
 LANES = 256  # matrix columns per warp and load: 32 threads of 16 bytes, in a 16-bit type
 QUANTIZED_LANES = 512  # in a type of one byte
 MIN_TILE = 16  # minimum rows and depth of a tensor core operand
@@ -97,7 +95,7 @@ def is_small_batch(x: Tensor, weight: Matrix) -> bool:
     """Whether rows x [..., K] are few enough for `project` to be faster than separate launches."""
     max_rows = MAX_QUANTIZED_ROWS if isinstance(weight, QuantizedMatrix) else MAX_ROWS
     rows = x.numel() // x.shape[-1]
-    return kernels.active(x) and 0 < rows <= (VECTOR_ROWS if x.dtype == torch.float32 else max_rows)
+    return kernels.active(x) and 0 < rows <= (1 if x.dtype == torch.float32 else max_rows)
 
 
 def is_faster_for_few_outputs(x: Tensor, weight: Matrix) -> bool:
@@ -107,7 +105,7 @@ def is_faster_for_few_outputs(x: Tensor, weight: Matrix) -> bool:
     """
     if not is_small_batch(x, weight):
         return False
-    return x.numel() // x.shape[-1] <= VECTOR_ROWS or _prefetched(x, weight, PLAIN) is not None
+    return x.numel() == x.shape[-1] or _prefetched(x, weight, PLAIN) is not None
 
 
 def project(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
@@ -167,14 +165,14 @@ def project_add_reference(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, sc
 
 def row_block(rows: int) -> int:
     """The rows of a tile: 1 without tensor cores, 16, 32 or 64 with them."""
-    return power_of_2(rows if rows <= VECTOR_ROWS else min(max(rows, MIN_TILE), MAX_ROWS))
+    return 1 if rows == 1 else power_of_2(min(max(rows, MIN_TILE), MAX_ROWS))
 
 
 def choose_plan(rows: int, weight: Matrix, add: bool = False, *, gpu: Gpu) -> LaunchPlan:
     """The launch plan, from rows, shape and type of the matrix; the GPU changes only the number of stages."""
     quantized = isinstance(weight, QuantizedMatrix)
     height, inputs = _values(weight).shape
-    if rows <= VECTOR_ROWS:
+    if rows == 1:
         plan = next(plan for min_height, plan in VECTOR_PLANS if height >= min_height)
         return replace(plan, depth=min(plan.depth, max(_lanes(weight), power_of_2(inputs))))
     if quantized:
@@ -258,29 +256,30 @@ def _launch(
     )  # fmt: skip
     settings = parts_row, added.stride(0), eps
     shape = {
-        "INPUTS": inputs, "OUTPUTS": outputs, "BLOCK": block, "ROW_BLOCK": row_block(rows), "SQUARES": parts,
+        "INPUTS": inputs, "OUTPUTS": outputs, "BLOCK": block, "SQUARES": parts,
         "SQUARES_BLOCK": power_of_2(max(1, parts)), "QUANTIZED": scales is not None, "ADD": add is not None,
         "GATED": gated,
     }  # fmt: skip
     grid = (-(-outputs // block), plan.splits, -(-rows // row_block(rows)))
-    if rows <= VECTOR_ROWS:
+    if rows == 1:
         vector_kernel[grid](
             *given, *settings, **shape, PARTS=plan.depth // _lanes(weight), DEPTH=_lanes(weight), **overlap(x),
             num_warps=plan.warps,
         )  # fmt: skip
     else:
         matrix_kernel[grid](
-            *given, x.stride(0), *settings, rows, **shape, DEPTH=plan.depth, STAGES=plan.stages, SPLITS=plan.splits,
-            EARLY_START=rows >= EARLY_START_ROWS, **overlap(x), num_warps=plan.warps,
+            *given, x.stride(0), *settings, rows, **shape, ROW_BLOCK=row_block(rows), DEPTH=plan.depth,
+            STAGES=plan.stages, SPLITS=plan.splits, EARLY_START=rows >= EARLY_START_ROWS, **overlap(x),
+            num_warps=plan.warps,
         )  # fmt: skip
 
 
 @Kernel
 def vector_kernel(
     x, weight, scales, squares, add, gain, out, gained, out_squares, squares_row, add_row, eps,
-    ROW_BLOCK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr,
-    SQUARES_BLOCK: tl.constexpr, QUANTIZED: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr, SQUARES_BLOCK: tl.constexpr,
+    QUANTIZED: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One row. A warp owns whole matrix rows, PARTS · DEPTH columns per iteration: [BLOCK, PARTS, DEPTH]."""
     if OVERLAP:
@@ -299,11 +298,11 @@ def vector_kernel(
     if OVERLAP:
         wait_for_previous()
 
-    row = tl.arange(0, ROW_BLOCK)
-    norm_scale = load_norm_scale(squares, squares_row, row, 1, eps, INPUTS, SQUARES, SQUARES_BLOCK, ROW_BLOCK)
+    row = tl.arange(0, 1)
+    norm_scale = load_norm_scale(squares, squares_row, row, 1, eps, INPUTS, SQUARES, SQUARES_BLOCK, 1)
     residual = load_residual(add, add_row, row, output, 1, OUTPUTS, ADD)
-    sums = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
-    ups = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
+    sums = tl.zeros([1, BLOCK], tl.float32)
+    ups = tl.zeros([1, BLOCK], tl.float32)
     for step in tl.static_range(STEPS):
         at = step * PARTS * DEPTH + part
         next_at = at[None, :, :] + PARTS * DEPTH
