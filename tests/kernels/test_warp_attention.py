@@ -25,7 +25,17 @@ from polyvox.kernels.launches import META, Launch, record_launches
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import is_quantized, quantize_rows
 from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
-from polyvox.kernels.warp_attention import DIM, DIVISIONS, GROUP, KV_HEADS, NAMES, PAGE, RowDivision
+from polyvox.kernels.warp_attention import (
+    DIM,
+    DIVISIONS,
+    GROUP,
+    KV_HEADS,
+    MAX_WARPS,
+    NAMES,
+    PAGE,
+    RowDivision,
+    choose_division,
+)
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 WIDTH = (GROUP + 2) * KV_HEADS * DIM
@@ -107,16 +117,26 @@ def test_the_source_has_all_divisions_and_no_others() -> None:
     assert all((kind == "CLUSTERS") == (splits != "1") for kind, _, splits in found)
 
 
-def test_the_programs_of_clusters_run_at_a_time() -> None:
+@pytest.mark.parametrize("multiprocessors", [78, 114, 132])  # H20, H100 PCIe, H200
+def test_programs_that_need_a_multiprocessor_run_at_a_time(multiprocessors: int) -> None:
     for count in range(1, 100):
-        division = warp_attention.choose_division(count)
-        assert division.splits == 1 or count * KV_HEADS * division.splits <= GPUS[90].multiprocessors
+        division = choose_division(count, multiprocessors)
+        num_programs = count * KV_HEADS * division.splits
+        assert division.warps < MAX_WARPS or num_programs <= multiprocessors
+    assert choose_division(multiprocessors // KV_HEADS, multiprocessors) == RowDivision(16, MAX_WARPS)
+
+
+def test_all_clusters_run_at_a_time_on_an_h200() -> None:
+    max_clusters = {2: 66, 4: 30}  # with a program on each multiprocessor, measured
+    for count in range(1, 100):
+        splits = choose_division(count, GPUS[90].multiprocessors).splits
+        assert splits == 1 or count * KV_HEADS <= max_clusters[splits]
 
 
 def test_a_quantised_cluster_leaves_shared_memory_to_the_next_launch() -> None:
     reserved, of_output = 1 << 10, 64 << 10  # bytes of each program, and of a program of the output projection
     largest_part = graph_memory.PERCENT_OF_ONE_ROW / 100 * (GPUS[90].shared + reserved)
-    used = warp_attention.choose_division(1).shared_bytes(torch.int8)
+    used = choose_division(1, GPUS[90].multiprocessors).shared_bytes(torch.int8)
     assert used + of_output + 2 * reserved <= largest_part
 
 
@@ -126,7 +146,7 @@ def test_a_quantised_cluster_leaves_shared_memory_to_the_next_launch() -> None:
 def test_a_large_batch_equals_the_reference(
     dtype: torch.dtype, division: RowDivision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warp_attention, "choose_division", lambda _: division)
+    monkeypatch.setattr(warp_attention, "choose_division", lambda *_: division)
     torch.manual_seed(0)
     count, pages = 300, 33
     device = torch.device(DEVICE)
@@ -208,7 +228,7 @@ def test_attention_over_each_type_equals_its_reference(
     positions: list[int], pages: int, division: RowDivision, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With any division of a row; nothing that is not yet written is read."""
-    monkeypatch.setattr(warp_attention, "choose_division", lambda _: division)
+    monkeypatch.setattr(warp_attention, "choose_division", lambda *_: division)
     qkv, given_rotation, plain = inputs(len(positions), pages, DEVICE)
     plain = replace(plain, positions=torch.tensor(positions, device=DEVICE))
     given = quantized(plain, dtype) if is_quantized(dtype) else copied(plain)

@@ -417,6 +417,7 @@ template <int TYPE, int WARPS, int SPLITS> struct AttentionProgram {
         store_first(to + GROUP * DIM + first_value() / DIM, joined.most);
         store_first(to + GROUP * DIM + GROUP + first_value() / DIM, joined.total);
       }
+      sync_warp();  // all threads of a warp arrive together
       sync_cluster();
       if (rank > 0) return;
       joined = join<SPLITS>((unsigned char *)part_of_program(0), PART * 4);

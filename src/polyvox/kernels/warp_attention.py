@@ -36,7 +36,7 @@ from polyvox.kernels.quantized_rows import SCALE_TYPE, is_quantized
 from polyvox.kernels.rotary import HeadRotation
 
 DIM, GROUP, PAGE, KV_HEADS = 128, 2, 16, 8
-WARP_SIZE = 32
+WARP_SIZE, MAX_WARPS = 32, 8
 PART_BYTES = (GROUP * DIM + 2 * GROUP) * 4  # of a part of the result
 ALIGNMENT = 8  # bytes of a load
 NAMES = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}  # types of the cache
@@ -49,7 +49,7 @@ def source() -> CudaSource:
 
 
 def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> bool:
-    """Whether the kernel runs for rows [N, (H + 2·KVH)·D]; it is faster than decode_kernel for all numbers of rows."""
+    """Whether the kernel runs for rows [N, (H + 2·KVH)·D]; on an H200 it is faster than others for any number."""
     return (
         kernels.active(qkv)
         and not qkv.is_cpu
@@ -93,25 +93,31 @@ class RowDivision:
 
 
 # Ascending. Chosen on an H200 at contexts of 256 positions, those of up to 8 rows also at 1,500: with one row, programs
-# that are no cluster take 1.96 instead of 1.98 ms for a frame step, and 2.24 instead of 2.07.
+# that are no cluster take 1.96 instead of 1.98 ms for a frame step at 256, but 2.24 instead of 2.07 at 1,500.
 DIVISIONS = (
-    RowDivision(2, 8, 4),
-    RowDivision(8, 8, 2),
-    RowDivision(16, 8),
+    RowDivision(2, MAX_WARPS, 4),
+    RowDivision(8, MAX_WARPS, 2),
+    RowDivision(16, MAX_WARPS),
     RowDivision(48, 4),
     RowDivision(64, 2),
     RowDivision(inf, 1),
 )
 
 
-def choose_division(rows: int) -> RowDivision:
-    return next(division for division in DIVISIONS if rows <= division.max_rows)
+def choose_division(rows: int, multiprocessors: int) -> RowDivision:
+    """Programs of MAX_WARPS warps need a multiprocessor each, and are chosen if all of them run at a time."""
+    return next(
+        division
+        for division in DIVISIONS
+        if rows <= division.max_rows
+        and (division.warps < MAX_WARPS or rows * KV_HEADS * division.splits <= multiprocessors)
+    )
 
 
 def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     """decode_attention.rotary_attention for inputs that `supports` accepts."""
     rows, dtype = len(qkv), cache.keys.dtype
-    division = choose_division(rows)
+    division = choose_division(rows, gpu_of(qkv.device).multiprocessors)
     out = torch.empty(rows, GROUP * KV_HEADS, DIM, dtype=qkv.dtype, device=qkv.device)
     assert qkv.stride(0) * qkv.itemsize % ALIGNMENT == 0
     assert cache.is_by_head
