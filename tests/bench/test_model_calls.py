@@ -17,6 +17,7 @@ from polyvox.bench.model_calls import (
     CallTiming,
     SyntheticBatch,
     call_plots,
+    fill_cache,
     measure_calls,
     real_time_streams,
     row,
@@ -26,9 +27,11 @@ from polyvox.bench.prompts import prompts
 from polyvox.bench.roofline import DevicePeaks, Work, count_work, measure_peaks
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.config import EngineConfig
+from polyvox.engine.kv_cache import KVCache
 from polyvox.kernels.quantized_matrix import multiply_reference, quantize_matrix
 from polyvox.models.hashing_tokenizer import HashingTokenizer
 from polyvox.models.info import ModelIdentity
+from polyvox.models.paged_kv import KVShape
 from polyvox.models.qwen3_tts import family, synthetic
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.registry import LoadOptions, random_model
@@ -66,6 +69,19 @@ def test_a_call_counts_each_read_of_a_weight(loaded: Loaded) -> None:
     assert frame.flops >= 2 * (layers + head + passes * predictor) / 4 * 3
     assert codec.flops > 0
     assert min(frame.operations, prefill.operations, codec.operations) > 20
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+def test_the_context_is_filled_with_random_keys_and_values(kv_dtype: torch.dtype) -> None:
+    cache = KVCache(KVShape(2, 2, 32), 9, 2, 4, torch.device("cpu"), kv_dtype)
+    fill_cache(cache)
+    pools = torch.stack([cache.keys, cache.values]).float()
+    if cache.scales is not None:
+        pools *= cache.scales.transpose(3, 4)[..., None]
+    heads = pools.transpose(3, 4).flatten(0, 3).flatten(1)  # [2 · layers · pages · KV heads, page · dim]
+    assert len(heads) == 2 * 2 * 10 * 2
+    assert ((heads.std(1) - 1).abs() < 0.15).all()
+    assert len(heads.unique(dim=0)) == len(heads)
 
 
 @pytest.mark.parametrize("masked", [False, True])

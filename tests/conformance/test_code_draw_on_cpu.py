@@ -62,7 +62,8 @@ extern "C" int quotients(const float *values, const float *divisors, float *made
   return num_fast;
 }
 """
-MAX_REGISTERS = 80  # with 256 threads per program, three programs fit on each multiprocessor
+# With 256 threads per program, three programs fit on each multiprocessor; MANY_ROWS counts on four of an H200.
+MAX_REGISTERS, MAX_REGISTERS_OF_H200 = 80, 64
 VOCAB, CONTROLS, END = 3072, 2048, 2150  # of code 0
 # temperature, top_k, top_p, and the penalty, which only code 0 has
 PARAMS = [
@@ -359,4 +360,4 @@ def test_no_first_code_reads_or_writes_outside_of_the_tensors(end: int, at_end: 
 def test_the_kernels_compile_without_spills(architecture: int, tmp_path: Path) -> None:
     registers = registers_of(Path(code_draw.__file__).with_suffix(".cu"), architecture, tmp_path)
     assert len(registers) == 3
-    assert max(registers) <= MAX_REGISTERS
+    assert max(registers) <= (MAX_REGISTERS_OF_H200 if architecture == 90 else MAX_REGISTERS)

@@ -84,7 +84,7 @@ def random(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
     return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
 
 
-@pytest.mark.parametrize("rows", [40, 150, 192])  # without rows for the second program of a cluster, or a part of them
+@pytest.mark.parametrize("rows", [40, 150, 192, 300])  # for the second program of a cluster: none, or some
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
 def test_products_equal_their_reference(tile: ProductTile, rows: int) -> None:
     height = 2 * tile.width

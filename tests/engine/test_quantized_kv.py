@@ -10,6 +10,7 @@ import torch
 
 from conftest import Loaded
 from engine.synthesis import read_all, request
+from polyvox.engine import kv_cache
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.kv_cache import KVCache
@@ -24,8 +25,12 @@ TEXTS = ("hello there", "one two three four", "good morning")
 
 
 @kv_dtypes
-def test_a_stream_in_a_batch_equals_its_solo_run(kv_dtype: torch.dtype, loaded: Loaded) -> None:
+@pytest.mark.parametrize("by_head", [False, True])
+def test_a_stream_in_a_batch_equals_its_solo_run(
+    by_head: bool, kv_dtype: torch.dtype, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With freed pages filled with NaN, and fewer slots than streams, so that pages are reused."""
+    monkeypatch.setattr(kv_cache, "is_by_head", lambda _: by_head)
     speech = loaded("custom_voice", "float64").model
     requests = [request(text, seed=seed, frames=8) for seed, text in enumerate(TEXTS)]
     with mock.patch.object(speech.generator, "kv_dtype", kv_dtype):

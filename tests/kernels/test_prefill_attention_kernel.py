@@ -23,7 +23,8 @@ def prompts(
     generator = torch.Generator().manual_seed(dim)
     width = max(stop for _, stop in parts) // PAGE + 1
     tables = (torch.randperm(len(parts) * width, generator=generator) + 1).view(len(parts), width)
-    pool = torch.full((2, len(parts) * width + 1, PAGE, kv_heads, dim), torch.nan, dtype=dtype)
+    pool = torch.full((2, len(parts) * width + 1, kv_heads, PAGE, dim), torch.nan, dtype=dtype)
+    pool = pool.transpose(2, 3)  # by head, as on a GPU
     for slot, (_, stop) in enumerate(parts):
         written = torch.randn(2, stop, kv_heads, dim, generator=generator).to(dtype)
         position = torch.arange(stop)

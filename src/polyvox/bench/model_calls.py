@@ -33,7 +33,7 @@ Call = Literal["prefill", "frame", "codec", "both"]
 CALLS: tuple[Call, ...] = ("prefill", "frame", "codec", "both")
 
 PREFILL_REPEATS = 10
-FILLED_PAGES = 4096  # at a time: 0.3 GB in float32 for published sizes
+FILLED_PAGES = 1024  # at a time: 67 MB in float32 for 8 KV heads of 128
 SPARE_FRAMES = 8  # beyond the timed ones: compilation, warm-up and counting
 # Greedy, and end of speech is never sampled.
 NEVER_ENDING = Sampling(1.0, 1, 1.0, 1.0, 1.0, 1, 1.0, min_frames=1_000_000)

@@ -15,6 +15,11 @@ from polyvox.models.protocol import Attend, PrefillMetadata
 SCRATCH_PAGE = 0  # rows of padded calls are written here; no slot owns it
 
 
+def is_by_head(device: torch.device) -> bool:
+    """Whether pages are stored by head."""
+    return device.type != "cpu"
+
+
 class KVCache:
     """Keys and values [layers, pages, page, kv_heads, head_dim], and the block table of each slot.
 
@@ -35,7 +40,7 @@ class KVCache:
     ) -> None:
         """max_pages: of one slot. dtype: of keys and values, which may differ from the generator's."""
         layers, kv_heads, head_dim = shape
-        by_head = device.type != "cpu"
+        by_head = is_by_head(device)
         page = (kv_heads, PAGE) if by_head else (PAGE, kv_heads)
         pool = torch.zeros(2, layers, num_pages + 1, *page, head_dim, device=device, dtype=dtype)
         self._pool = pool.transpose(3, 4) if by_head else pool
