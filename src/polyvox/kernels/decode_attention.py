@@ -46,8 +46,8 @@ MAX_ROWS = 128  # above, two launches are faster than decode_kernel (H200: 6 % o
 
 def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> bool:
     """Whether one launch is faster for these rows than rotary.py and attention.py."""
-    is_large_batch = warp_attention.supports(qkv, rotation, cache) or large_batch_attention.supports(qkv, cache)
-    return len(qkv) <= MAX_ROWS or is_large_batch
+    has_own_kernel = warp_attention.supports(qkv, rotation, cache) or large_batch_attention.supports(qkv, cache)
+    return len(qkv) <= MAX_ROWS or has_own_kernel
 
 
 def rotary_attention(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 64  # of small_batch_linear.py; most calls with more rows use cuBLAS, whose launches do not take part
 # Numbers of rows that wgmma_linear.py multiplies, by the model's width. With others, which leave a part of the tiles
-# empty, cuBLAS was as fast or faster on an H200, or its advantage was within the spread (2,048 rows of width 2,048).
+# empty, cuBLAS was as fast or faster on an H200, or slower by less than the spread (2,048 rows of width 2,048).
 LARGE_BATCHES = {
     2048: (range(65, 257), range(385, 513), range(897, 1025), range(1537, 1793)),
     1024: (range(65, 513), range(641, 1025), range(1537, 2049)),

@@ -74,7 +74,7 @@ TILES = (
     ProductTile(64, 128, 8, PLAIN, 10.3),
     ProductTile(256, 192, 4, GATED, 37.6),
     ProductTile(128, 192, 5, GATED, 21.0),
-    ProductTile(64, 192, 6, GATED, 14.5),
+    ProductTile(64, 192, 6, GATED, 14.5),  # this cost and the next one were estimated
     ProductTile(64, 128, 8, GATED, 10.5),
     ProductTile(128, 128, 6, ADD, 14.5),
     ProductTile(128, 64, 9, ADD, 10.4),
