@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of talker and predictor on a GPU in bfloat16: checked against their references, and timed.
 
-    python benchmarks/kernels.py [--batch 1,64,512] [--context 256] [--only attention,norm]
+    python benchmarks/kernels.py [--batch 1,64,512] [--context 256] [--prompt 32] [--only attention,norm]
 
 Shapes are those of the 1.7B model. A time is the median of replays of a CUDA graph of ten calls, per call, with that of
 the reference implementation in brackets; TB/s is the minimum memory traffic (small batches stay in the GPU's cache).
@@ -41,7 +41,7 @@ HEADS, KV_HEADS, DIM = 16, 8, 128
 TALKER, PREDICTOR = (2048, 6144), (1024, 3072)  # hidden and intermediate size
 VOCAB, CODES = 3072, 2048
 TEXT_VOCAB, GIVEN_ROWS = 151_936, 16
-PROMPT, MAX_PROMPTS = 32, 64  # rows of a prompt, prompts of a prefill
+MAX_PROMPT_ROWS = 2048  # of a prefill
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
 
 
@@ -94,17 +94,17 @@ def attention(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE
     return Case((normal(batch, HEADS, DIM), past.slots, past.positions), call, nbytes)
 
 
-def prompt(batch: int, kv_dtype: torch.dtype = DTYPE) -> Case:
-    """Attention of the rows of whole prompts."""
-    prompts = min(batch, MAX_PROMPTS)
-    past = Context(prompts, PROMPT, PAGE, kv_dtype)
+def prompt(batch: int, size: int, kv_dtype: torch.dtype = DTYPE) -> Case:
+    """Attention of the rows of whole prompts of this size."""
+    prompts = max(1, min(batch, MAX_PROMPT_ROWS // size))
+    past = Context(prompts, size, PAGE, kv_dtype)
 
     def call(q: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         return prompt_attention(q, past.rows(slots, positions))
 
-    positions = torch.arange(PROMPT, device=DEVICE).repeat(prompts)
-    rows = normal(prompts * PROMPT, HEADS, DIM), past.slots.repeat_interleave(PROMPT), positions
-    return Case(rows, call, prompts * PROMPT * (past.position_bytes + 2 * HEADS * DIM * 2))
+    positions = torch.arange(size, device=DEVICE).repeat(prompts)
+    rows = normal(prompts * size, HEADS, DIM), past.slots.repeat_interleave(size), positions
+    return Case(rows, call, prompts * size * (past.position_bytes + 2 * HEADS * DIM * 2))
 
 
 def rotary(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -> Case:
@@ -204,12 +204,16 @@ def inputs(batch: int) -> Case:
     return Case(rows, call, batch * (FRAME + 2) * size * 2)
 
 
-def lines(context: int) -> dict[str, Callable[[int], Case]]:
+def lines(context: int, prompt_rows: int) -> dict[str, Callable[[int], Case]]:
     return {
         f"attention, context {context}": lambda b: attention(b, context, PAGE),
         "attention, context 2,048": lambda b: attention(b, 2048, PAGE),
         "attention, one frame": lambda b: attention(b, FRAME, FRAME),
-        f"attention of prompts of {PROMPT} rows": prompt,
+        f"prompts of {prompt_rows} rows: attention": lambda b: prompt(b, prompt_rows),
+        **{
+            f"prompts, KV cache {name}: attention": partial(prompt, size=prompt_rows, kv_dtype=kv_dtype)
+            for name, kv_dtype in QUANTIZED_DTYPES.items()
+        },
         f"rotary and store, context {context}": lambda b: rotary(b, context, PAGE),
         f"fused decode, context {context}": lambda b: decode(b, context, PAGE),
         "fused decode, one frame": lambda b: decode(b, FRAME, FRAME),
@@ -291,12 +295,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", default="1,64,512", help="comma-separated batch sizes")
     parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=32, help="rows of a prompt")
     parser.add_argument("--only", default="", help="comma-separated prefixes of the lines to run")
     options = parser.parse_args()
     batches = [int(batch) for batch in options.batch.split(",")]
     chosen = tuple(options.only.split(","))
     table, failed = [], 0
-    for name, make in lines(options.context).items():
+    for name, make in lines(options.context, options.prompt).items():
         if not name.startswith(chosen):
             continue
         try:
