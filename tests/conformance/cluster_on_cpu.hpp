@@ -24,18 +24,21 @@ static unsigned shared_address(const void *p) {
 static unsigned remote_address(unsigned address, int rank) { return (address & 0xFFFFFF) | rank << 24; }
 static unsigned char *pointer(unsigned address, int bytes) {
   require((address & 0xFFFFFF) + bytes <= memory_bytes, "an address is outside of shared memory");
-  return (unsigned char *)programs[address >> 24]->bytes.data() + (address & 0xFFFFFF);
+  return programs[address >> 24]->bytes.data() + (address & 0xFFFFFF);
 }
 
 static void sync_cluster() { cluster->arrive_and_wait(); }
 static void sync_cluster_relaxed() { sync_cluster(); }
 static void init_barrier(unsigned address, int arrivals) {
+  const Internal barrier;
   std::lock_guard lock(barrier_mutex);
   barriers[address] = {arrivals, arrivals, 0, 0};
 }
 static void fence_barriers() {}
 // Arrivals and bytes that a barrier still waits for.
 static void change_barrier(unsigned address, int arrivals, int bytes) {
+  publish(pointer(address, 8));
+  const Internal change;
   std::lock_guard lock(barrier_mutex);
   TransactionBarrier &barrier = barriers.at(address);
   barrier.pending -= arrivals;
@@ -49,9 +52,13 @@ static void change_barrier(unsigned address, int arrivals, int bytes) {
 static void arrive_expecting(unsigned address, int bytes) { change_barrier(address, 1, bytes); }
 static void arrive(unsigned address) { change_barrier(address, 1, 0); }
 static void wait_barrier(unsigned address, int parity) {
-  std::unique_lock lock(barrier_mutex);
-  const auto done = [&] { return barriers.at(address).phase != parity; };
-  require(barrier_changed.wait_for(lock, std::chrono::seconds(300), done), "a barrier was not completed in 300 s");
+  {
+    const Internal wait;
+    std::unique_lock lock(barrier_mutex);
+    const auto done = [&] { return barriers.at(address).phase != parity; };
+    require(barrier_changed.wait_for(lock, std::chrono::seconds(300), done), "a barrier was not completed in 300 s");
+  }
+  observe(pointer(address, 8));
 }
 static void wait_for_cluster(unsigned address) { wait_barrier(address, 0); }
 static void copy(unsigned to, const void *from, int bytes, unsigned barrier) {

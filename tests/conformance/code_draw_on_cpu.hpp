@@ -12,6 +12,7 @@ static unsigned __float_as_uint(float value) {
 }
 template <class Combine>
 static unsigned reduce_warp(unsigned value, Combine combine) {
+  const Internal exchange;  // of registers
   fragments[threadIdx.x % 32][0] = value;
   sync_warp();
   unsigned made = fragments[0][0];

@@ -2,6 +2,8 @@
 // Programs of CUDA C++ on a CPU: a thread of the CPU for each thread of a program, one program or cluster of programs
 // after the other.
 #pragma once
+#include <sys/mman.h>
+
 #include <array>
 #include <barrier>
 #include <cmath>
@@ -12,8 +14,15 @@
 #include <thread>
 #include <vector>
 
+#include "races_on_cpu.hpp"
+
 #define __device__
+#ifdef __SANITIZE_THREAD__
+// g++ does not report what a call stores directly in memory, so the calls of kernels are inlined.
+#define __forceinline__ inline __attribute__((always_inline))
+#else
 #define __forceinline__ inline
+#endif
 #define __global__
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
@@ -40,16 +49,40 @@ static Index blockDim, gridDim;
 static unsigned memory_bytes;
 static std::unique_ptr<std::barrier<>> cluster;
 
+static void require(bool condition, const char *message) {
+  if (!condition) {
+    std::fprintf(stderr, "%s\n", message);
+    std::abort();
+  }
+}
+
+// Shared memory, NaN at first. It is between pages that no thread may access, as far as addresses reach, and ends where
+// the second ones begin; if it does not begin where the first ones end, that is less than a page away.
+class SharedMemory {
+  static constexpr std::size_t PAGE = 4096, OUTSIDE = 1 << 24;
+  std::size_t inside = (memory_bytes + PAGE - 1) / PAGE * PAGE;
+  unsigned char *map = (unsigned char *)mmap(nullptr, size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+  std::size_t size() const { return OUTSIDE + inside + OUTSIDE; }
+
+ public:
+  SharedMemory() {
+    require(map != MAP_FAILED && mprotect(map + OUTSIDE, inside, PROT_READ | PROT_WRITE) == 0, "no memory");
+    std::memset(map + OUTSIDE, 0xFF, inside);
+  }
+  SharedMemory(const SharedMemory &) = delete;
+  ~SharedMemory() { munmap(map, size()); }
+  unsigned char *data() { return map + OUTSIDE + inside - (memory_bytes + 15) / 16 * 16; }
+};
+
 struct Program {  // what its threads share
-  std::vector<uint4> bytes;
+  SharedMemory bytes;
   std::barrier<> all;
   std::vector<std::unique_ptr<std::barrier<>>> warpgroups, warps;
   std::vector<float> lanes;                         // a value of each thread, to exchange
   std::vector<std::array<unsigned, 6>> fragments;  // registers of each thread, to exchange
 
-  explicit Program(int threads)
-      : bytes(memory_bytes / sizeof(uint4) + 1, uint4{~0u, ~0u, ~0u, ~0u}),  // NaN
-        all(threads), lanes(threads), fragments(threads) {
+  explicit Program(int threads) : all(threads), lanes(threads), fragments(threads) {
     for (int i = 0; i < threads / 128; i++) warpgroups.push_back(std::make_unique<std::barrier<>>(128));
     for (int i = 0; i < threads / 32; i++) warps.push_back(std::make_unique<std::barrier<>>(32));
   }
@@ -61,13 +94,6 @@ static thread_local std::barrier<> *program;
 static thread_local float *lanes;  // of the thread's warp
 static thread_local std::array<unsigned, 6> *fragments;
 
-static void require(bool condition, const char *message) {
-  if (!condition) {
-    std::fprintf(stderr, "%s\n", message);
-    std::abort();
-  }
-}
-
 static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static float2 make_float2(float x, float y) { return {x, y}; }
@@ -77,6 +103,7 @@ static void __syncthreads() { program->arrive_and_wait(); }
 static void sync_program() { __syncthreads(); }
 static void sync_warp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
 static float from_lane(float value, int lane) {
+  const Internal exchange;  // of registers
   lanes[threadIdx.x % 32] = value;
   sync_warp();
   const float found = lanes[lane];
@@ -103,7 +130,7 @@ static void launch(int num_programs, int threads, int shared_bytes, Kernel kerne
     for (int i = 0; i < threads * cluster_size; i++)
       all.emplace_back([=] {
         Program &own = *programs[i / threads];
-        memory = (unsigned char *)own.bytes.data();
+        memory = own.bytes.data();
         warpgroups = own.warpgroups.data();
         warps = own.warps.data();
         program = &own.all;

@@ -3,6 +3,7 @@
 
 import ctypes
 import mmap
+import os
 import re
 import shutil
 import struct
@@ -19,6 +20,7 @@ from polyvox.kernels.cuda_source import Argument
 COMPILER = shutil.which("g++")
 NVCC = shutil.which("nvcc")
 COMPILER_SECONDS = 300
+FLAGS_VARIABLE = "CUDA_ON_CPU_FLAGS"  # of the environment: more flags for the compiler (test_races_on_cpu.py)
 PAGE = mmap.PAGESIZE
 
 
@@ -28,7 +30,8 @@ def compile_for_cpu(program: str, folder: Path, optimization: str = "-O1") -> ct
     source.write_text(program)
     included = [f"-I{path}" for path in (Path(kernels.__file__).parent, Path(__file__).parent)]
     command = [str(COMPILER), "-std=c++20", optimization, "-fPIC", "-shared", "-pthread", "-DON_CPU"]
-    command += ["-Wno-unknown-pragmas", *included, "-o", str(library), str(source)]
+    command += ["-Wno-unknown-pragmas", *os.environ.get(FLAGS_VARIABLE, "").split(), *included]
+    command += ["-o", str(library), str(source)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=COMPILER_SECONDS)
     assert made.returncode == 0, made.stderr[-3000:]
     return ctypes.CDLL(str(library))

@@ -6,6 +6,7 @@
 // right one, and two of its columns, and two from 8 on, in each register.
 template <class ToFloat>
 static void multiply_registers(float (&d)[4], const std::array<unsigned, 6> &registers, ToFloat to_float) {
+  const Internal exchange;  // of registers
   const int lane = threadIdx.x % 32;
   fragments[lane] = registers;
   sync_warp();

@@ -10,6 +10,7 @@ static void store_first(float *at, float value) {
 
 // Registers of all lanes of the warp.
 static std::array<std::array<unsigned, 6>, 32> exchange(std::array<unsigned, 6> own) {
+  const Internal exchange;  // of registers
   fragments[threadIdx.x % 32] = own;
   sync_warp();
   std::array<std::array<unsigned, 6>, 32> all;

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of CUDA files on a CPU again, with g++'s ThreadSanitizer; no GPU is needed.
+
+It reports where two threads of a program or cluster use the same bytes of shared or global memory, one of them writes,
+and no barrier is between them, whatever the values were in this run. Registers that the threads of a warp exchange
+order nothing, as on a GPU (races_on_cpu.hpp).
+
+Not found: a missing wait for a bulk copy or a tensor core product, which complete at once here. Other copies complete
+when they are waited for, so tests of values find a missing wait. Launches run one after the other.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance.cuda_on_cpu import COMPILER, FLAGS_VARIABLE
+from polyvox import kernels
+
+HERE = Path(__file__).parent
+SECONDS = 1200
+REPORTED = 66  # exit status
+# Dynamic thread-local storage makes the ThreadSanitizer of g++ 12 fail with an internal error.
+FLAGS = "-fsanitize=thread -g -ftls-model=initial-exec"
+# Of Python and PyTorch, which were compiled without ThreadSanitizer, nothing is reported.
+OPTIONS = f"exitcode={REPORTED} halt_on_error=1 report_signal_unsafe=0 ignore_noninstrumented_modules=1"
+# For each test_…_on_cpu.py, tests with few rows that together reach all barriers.
+CASES = {
+    "attention_output": "equal_their_reference and 15",
+    "code_draw": "ties_of_first or embeddings or equal_logits",
+    "decode_attention": "equals_its_reference and (positions1 or 5-128)",
+    "history": "equal_their_reference",
+    "mid_batch_linear": "5-128 or 16-0",
+    "prefetch_linear": "True-5 or equal_their_reference",
+    "prefetch_vector": "shape0",
+    "register_linear": "reference and (4 or 17)",
+    "sample_conv": "2-250",
+    "warp_attention": "equals_its_reference and positions1",
+    "wgmma": "96-9-2 or 192-3-2 or 64-192-7 or 64-96-2 or 2-320",
+    "wgmma_linear": "40 or 300",
+}
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+
+
+@pytest.fixture(scope="module")
+def library() -> str:
+    """ThreadSanitizer's library, which a process loads first."""
+    command = [str(COMPILER), "-print-file-name=libtsan.so"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip("needs g++'s ThreadSanitizer")
+    return found
+
+
+def test_every_cuda_file_is_among_the_cases() -> None:
+    tested = "\n".join((HERE / f"test_{name}_on_cpu.py").read_text() for name in CASES)
+    files = [each.name for each in Path(kernels.__file__).parent.glob("*.cu")]
+    assert len(files) >= 12
+    assert all(f'#include "{name}"' in tested for name in files)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_cuda_file_has_no_race(name: str, library: str) -> None:
+    added = {"OMP_NUM_THREADS": "1", FLAGS_VARIABLE: FLAGS, "LD_PRELOAD": library, "TSAN_OPTIONS": OPTIONS}
+    command = [sys.executable, "-m", "pytest", "-qs", "-p", "no:cacheprovider", "-o", "filterwarnings=ignore"]
+    made = subprocess.run(
+        [*command, str(HERE / f"test_{name}_on_cpu.py"), "-k", f"not compile and ({CASES[name]})"],
+        env=os.environ | added, capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-6000:]
+
+
+def run_kernel(kernel: str, folder: Path, flags: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a kernel with one warp and 1,024 bytes of shared memory."""
+    source, program = folder / "program.cpp", folder / "program"
+    begin = "float *const values = (float *)memory; const int thread = threadIdx.x;"
+    source.write_text(f"""
+#include "cuda_on_cpu.hpp"
+static void kernel() {{ {begin} {kernel} }}
+int main() {{ launch(1, 32, 1024, kernel); }}
+""")
+    command = [str(COMPILER), "-std=c++20", "-O1", "-pthread", *flags.split(), f"-I{HERE}"]
+    subprocess.run([*command, "-o", str(program), str(source)], check=True, timeout=300)
+    environment = os.environ | {"TSAN_OPTIONS": OPTIONS}
+    return subprocess.run([program], env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("between", "status"), [("sync_warp();", 0), ("sync_program();", 0), ("shuffle_xor(1.f, 1);", REPORTED)]
+)
+def test_a_missing_barrier_is_found(between: str, status: int, tmp_path: Path) -> None:
+    made = run_kernel(f"values[thread] = 1; {between} values[32 + thread] = values[thread ^ 4];", tmp_path, FLAGS)
+    assert made.returncode == status, made.stderr[-3000:]
+    assert ("data race" in made.stderr) == (status == REPORTED)
+
+
+@pytest.mark.parametrize(
+    ("first", "is_outside"), [(0, False), (224, False), (225, True), (-1024, True), (99_999, True)]
+)
+def test_an_address_outside_of_shared_memory_ends_the_process(first: int, is_outside: bool, tmp_path: Path) -> None:
+    made = run_kernel(f"values[{first} + thread] = 1;", tmp_path)
+    assert made.returncode == (-signal.SIGSEGV if is_outside else 0), made.stderr[-3000:]
