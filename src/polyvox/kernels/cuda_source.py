@@ -94,7 +94,7 @@ class CudaSource:
         overlaps: the kernel starts before the previous launch has ended, and waits itself (launch_overlap.py).
         """
         if (intercept := interceptor()) is not None:
-            intercept(self, arguments, {})
+            intercept(self, arguments, {"name": name, "overlaps": overlaps})
             return
         values = [_to_c(value) for value in arguments]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
