@@ -14,8 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.launch_hazards import cuda_signature
 from polyvox import kernels
 from polyvox.kernels.cuda_source import Argument
+from polyvox.kernels.tensor_map import TensorMap
 
 COMPILER = shutil.which("g++")
 NVCC = shutil.which("nvcc")
@@ -37,11 +39,36 @@ def compile_for_cpu(program: str, folder: Path, optimization: str = "-O1") -> ct
     return ctypes.CDLL(str(library))
 
 
-class CpuSource:
-    """In place of a CudaSource: launches run on the CPU."""
+def set_previous_launch(compiled: ctypes.CDLL, file: str, name: str, arguments: Sequence[Argument]) -> None:
+    """Lets a thread beside the programs use what the kernel may use after its wait only; for ThreadSanitizer.
 
-    def __init__(self, compiled: ctypes.CDLL) -> None:
-        self._compiled = compiled
+    It writes what the kernel may not read before, and reads what the kernel may not write before.
+    """
+    if "-fsanitize=thread" not in os.environ.get(FLAGS_VARIABLE, ""):
+        return
+    signature = cuda_signature(file, name)
+    used: list[tuple[Tensor, bool]] = []
+    for parameter, given in zip(signature.parameters, arguments, strict=True):
+        tensor = given.matrix if isinstance(given, TensorMap) else given
+        if isinstance(tensor, Tensor) and not any(tensor is each for each, _ in used):
+            is_early, is_written = parameter in signature.effects.early, parameter in signature.effects.written
+            if is_written or not is_early:
+                used.append((tensor, not is_early))
+    count = len(used)
+    spans = [sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) + 1 for t, _ in used]
+    compiled.set_previous_launch(
+        count,
+        (ctypes.c_void_p * count)(*(tensor.data_ptr() for tensor, _ in used)),
+        (ctypes.c_longlong * count)(*(span * t.itemsize for span, (t, _) in zip(spans, used, strict=True))),
+        (ctypes.c_int * count)(*(is_written for _, is_written in used)),
+    )
+
+
+class CpuSource:
+    """In place of a CudaSource: launches run on the CPU. file: of the kernel, if it waits for the previous launch."""
+
+    def __init__(self, compiled: ctypes.CDLL, file: str | None = None) -> None:
+        self._compiled, self._file = compiled, file
 
     def launch(
         self,
@@ -53,6 +80,8 @@ class CpuSource:
         overlaps: bool = False,
     ) -> None:
         assert not overlaps
+        if self._file is not None:
+            set_previous_launch(self._compiled, self._file, name, arguments)
         others = (value for value in arguments if not isinstance(value, int | float))
         pointers = [value.data_ptr() if isinstance(value, Tensor) else 0 for value in others]
         numbers = [

@@ -4,7 +4,5 @@
 
 #define SHARED_MEMORY(NAME) float *const NAME = (float *)memory
 
-static void start_next() {}
-static void wait_for_previous() {}
 static uint4 load_weights(const bits16 *from) { return *(const uint4 *)from; }
 static uint4 load_row(const bits16 *from) { return *(const uint4 *)from; }

@@ -59,7 +59,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_output, "source", lambda _: CpuSource(compiled))
+    monkeypatch.setattr(attention_output, "source", lambda _: CpuSource(compiled, "attention_output.cu"))
     monkeypatch.setattr(attention_output, "PROGRAMS", NUM_PROGRAMS)
 
 

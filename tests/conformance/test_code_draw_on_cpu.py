@@ -89,7 +89,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """With noise before the filters, and after them."""
     compiled.set_many_rows(request.param)
-    monkeypatch.setattr(code_draw, "source", lambda _: CpuSource(compiled))
+    monkeypatch.setattr(code_draw, "source", lambda _: CpuSource(compiled, "code_draw.cu"))
 
 
 @pytest.fixture(autouse=True)

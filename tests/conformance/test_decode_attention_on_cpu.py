@@ -71,13 +71,13 @@ def compiled_pair(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def attend_page(compiled_page: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Launch:
-    monkeypatch.setattr(page_attention, "source", lambda _: CpuSource(compiled_page))
+    monkeypatch.setattr(page_attention, "source", lambda _: CpuSource(compiled_page, "page_attention.cu"))
     return page_attention.launch
 
 
 @pytest.fixture
 def attend_pairs(compiled_pair: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Launch:
-    monkeypatch.setattr(pair_attention, "source", lambda _: CpuSource(compiled_pair))
+    monkeypatch.setattr(pair_attention, "source", lambda _: CpuSource(compiled_pair, "pair_attention.cu"))
     return pair_attention.launch
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, GuardedMemory, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import COMPILER, NVCC, GuardedMemory, compile_for_cpu, registers_of, set_previous_launch
 from polyvox.kernels import cuda_source, mid_batch_linear
 from polyvox.kernels.mid_batch_linear import DIVISIONS, ClusterDivision
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
@@ -76,6 +76,7 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
         overlaps: bool = False,
     ) -> None:
         assert not overlaps
+        set_previous_launch(compiled, "mid_batch_linear.cu", name, arguments)
         maps = [each for each in arguments if isinstance(each, TensorMap)]
         hosts = [
             HostMap(each.matrix.data_ptr(), *each.matrix.shape, each.matrix.stride(0), each.box_rows) for each in maps

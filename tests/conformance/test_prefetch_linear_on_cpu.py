@@ -54,7 +54,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch_linear, "source", lambda _: CpuSource(compiled))
+    monkeypatch.setattr(prefetch_linear, "source", lambda _: CpuSource(compiled, "prefetch_linear.cu"))
     small = {(kind, *shape): division for (kind, division), shape in SHAPES.items()}
     assert len(small) == len(SHAPES)
     monkeypatch.setattr(prefetch_linear, "DIVISIONS", small)

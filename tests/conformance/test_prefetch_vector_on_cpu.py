@@ -51,7 +51,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch_vector, "source", lambda _: CpuSource(compiled))
+    monkeypatch.setattr(prefetch_vector, "source", lambda _: CpuSource(compiled, "prefetch_vector.cu"))
     monkeypatch.setattr(prefetch_vector, "PROGRAMS", NUM_PROGRAMS)
 
 

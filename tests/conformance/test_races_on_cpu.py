@@ -3,10 +3,11 @@
 
 It reports where two threads of a program or cluster use the same bytes of shared or global memory, one of them writes,
 and no barrier is between them, whatever the values were in this run. Registers that the threads of a warp exchange
-order nothing, as on a GPU (races_on_cpu.hpp).
+order nothing, as on a GPU (races_on_cpu.hpp). A thread beside the programs stands for the previous launch, so that
+reads and writes before the wait for it are reported, too, if kernels/launch_hazards.py does not allow them.
 
 Not found: a missing wait for a bulk copy or a tensor core product, which complete at once here. Other copies complete
-when they are waited for, so tests of values find a missing wait. Launches run one after the other.
+when they are waited for, so tests of values find a missing wait.
 """
 
 import os
@@ -75,13 +76,17 @@ def test_a_cuda_file_has_no_race(name: str, library: str) -> None:
 
 
 def run_kernel(kernel: str, folder: Path, flags: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs a kernel with one warp and 1,024 bytes of shared memory."""
+    """Runs a kernel with one warp, 1,024 bytes of shared memory, and numbers that the previous launch writes."""
     source, program = folder / "program.cpp", folder / "program"
     begin = "float *const values = (float *)memory; const int thread = threadIdx.x;"
     source.write_text(f"""
 #include "cuda_on_cpu.hpp"
+static float given[32];
 static void kernel() {{ {begin} {kernel} }}
-int main() {{ launch(1, 32, 1024, kernel); }}
+int main() {{
+  used_before.push_back({{(unsigned char *)given, sizeof given, true}});
+  launch(1, 32, 1024, kernel);
+}}
 """)
     command = [str(COMPILER), "-std=c++20", "-O1", "-pthread", *flags.split(), f"-I{HERE}"]
     subprocess.run([*command, "-o", str(program), str(source)], check=True, timeout=300)
@@ -95,6 +100,15 @@ int main() {{ launch(1, 32, 1024, kernel); }}
 )
 def test_a_missing_barrier_is_found(between: str, status: int, tmp_path: Path) -> None:
     made = run_kernel(f"values[thread] = 1; {between} values[32 + thread] = values[thread ^ 4];", tmp_path, FLAGS)
+    assert made.returncode == status, made.stderr[-3000:]
+    assert ("data race" in made.stderr) == (status == REPORTED)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("before", "status"), [("wait_for_previous();", 0), ("", REPORTED)])
+@pytest.mark.parametrize("use", ["values[thread] = given[thread];", "given[thread] = 1;"])
+def test_a_missing_wait_for_the_previous_launch_is_found(use: str, before: str, status: int, tmp_path: Path) -> None:
+    made = run_kernel(f"{before} {use}", tmp_path, FLAGS)
     assert made.returncode == status, made.stderr[-3000:]
     assert ("data race" in made.stderr) == (status == REPORTED)
 

@@ -52,7 +52,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches run on the CPU, in NUM_PROGRAMS programs."""
-    monkeypatch.setattr(register_linear, "source", lambda _: CpuSource(compiled))
+    monkeypatch.setattr(register_linear, "source", lambda _: CpuSource(compiled, "register_linear.cu"))
     monkeypatch.setattr(register_linear, "PROGRAMS", NUM_PROGRAMS)
 
 

@@ -53,7 +53,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture(params=DIVISIONS, ids=lambda division: f"{division.warps}_{division.splits}")
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Programs of each division run on a CPU."""
-    monkeypatch.setattr(warp_attention, "source", lambda: CpuSource(compiled))
+    monkeypatch.setattr(warp_attention, "source", lambda: CpuSource(compiled, "warp_attention.cu"))
     monkeypatch.setattr(warp_attention, "choose_division", lambda *_: request.param)
 
 

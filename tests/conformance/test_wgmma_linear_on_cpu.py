@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import COMPILER, NVCC, compile_for_cpu, registers_of, set_previous_launch
 from polyvox.kernels import cuda_source, gpu, wgmma_linear
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.products import ADD, GATED
@@ -64,6 +64,7 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> None:
         assert overlaps
         assert shared <= gpu.GPUS[90].shared
+        set_previous_launch(compiled, "wgmma_linear.cu", name, arguments)
         maps = [each for each in arguments if isinstance(each, TensorMap)]
         hosts = [
             HostMap(each.matrix.data_ptr(), *each.matrix.shape, each.matrix.stride(0), each.box_rows) for each in maps

@@ -2,7 +2,8 @@
 """Finds launches that read, before they wait, what a launch that may still run writes (launch_overlap.py).
 
 The launches of a call are recorded on the meta device. Which tensors a Triton kernel writes, and which it reads before
-it waits, follows from its Python source; of kernels in CUDA C++ from the parameters' types and from the tables below.
+it waits, follows from its Python source; of kernels in CUDA C++ from the parameters' types and from the tables below,
+which tests/conformance/test_races_on_cpu.py checks.
 """
 
 import ast
