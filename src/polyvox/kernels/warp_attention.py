@@ -105,7 +105,7 @@ DIVISIONS = (
 
 
 def choose_division(rows: int, multiprocessors: int) -> RowDivision:
-    """Programs of MAX_WARPS warps need a multiprocessor each, and are chosen if all of them run at a time."""
+    """Programs of MAX_WARPS warps are chosen if each has a multiprocessor of its own, so that all run at a time."""
     return next(
         division
         for division in DIVISIONS
