@@ -41,7 +41,7 @@ REFERENCES = {
     "norm.norm_kernel": ("add_rms_norm", "add_rms_norm_reference", "test_layer_kernels.py"),
     "prefill_attention.prefill_kernel": (
         "prompt_attention",
-        "attention.paged_attention_reference",
+        "decode_attention.rotary_attention_reference",
         "test_prefill_attention_kernel.py",
     ),
     "pre_norm.pair_pre_norm_kernel": ("pair_pre_norm", "pre_norm_reference", "test_small_batch_linear_kernel.py"),
@@ -70,13 +70,14 @@ REFERENCES = {
 }
 # part of a kernel: the kernel that calls it
 PARTS = {
+    "prefill_attention.load_scales": "prefill_attention.prefill_kernel",
     "pre_norm.store_gained": "pre_norm.pre_norm_kernel",
     "conv.store_tile": "conv.conv_kernel",
     "conv.saturating_cast": "conv.conv_kernel",
-    "decode_attention.load_kv_block": "decode_attention.decode_kernel",
-    "decode_attention.attend_block": "decode_attention.decode_kernel",
+    "attention_blocks.load_kv_block": "decode_attention.decode_kernel",
+    "attention_blocks.attend_block": "decode_attention.decode_kernel",
     "decode_attention.norm_and_rotate": "decode_attention.decode_kernel",
-    "decode_attention.load_scale_block": "decode_attention.decode_kernel",
+    "attention_blocks.load_scale_block": "decode_attention.decode_kernel",
     "experts.find_tile": "experts.gate_up_kernel",
     "kv_quantize.quantize_heads": "rotary.rotary_kernel",
     "large_batch_attention.load_positions": "large_batch_attention.large_batch_kernel",

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of prompt rows against its reference implementation, in Triton's interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.test_attention_kernel import in_float32, some_rows
-from kernels.test_kv_quantize import quantized
+from kernels.test_kv_quantize import TYPES, assert_same_cache, quantized
+from kernels.test_layer_kernels import EPS, RotaryCase, random
 from polyvox.kernels.attention import paged_attention_reference
+from polyvox.kernels.decode_attention import rotary_attention_reference
+from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.paged_rows import PagedRows
-from polyvox.kernels.prefill_attention import prompt_attention
+from polyvox.kernels.prefill_attention import attend_prompts, prompt_attention
+from polyvox.kernels.rotary import HeadRotation, RotatedRows, rotary_store_reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 PAGE = 16
+MANY_PROCESSORS, FEW_PROCESSORS = GPUS[90], replace(GPUS[90], multiprocessors=1)
 
 
 def prompts(
@@ -35,6 +42,19 @@ def prompts(
     return q, PagedRows(pool[0], pool[1], tables, slots, positions)
 
 
+def rotated(q: Tensor, cache: PagedRows) -> RotatedRows:
+    """The rows of a pass as rotary_store_prompts returns them."""
+    at = cache.tables[cache.slots, cache.positions // PAGE], cache.positions % PAGE
+    heads = torch.cat([q, cache.keys[at].to(q.dtype), cache.values[at].to(q.dtype)], dim=1)
+    if cache.scales is None:
+        return RotatedRows(heads, None)
+    return RotatedRows(heads, torch.cat([pool[at[0], :, at[1]] for pool in cache.scales], dim=1).T.contiguous())
+
+
+def attend(q: Tensor, cache: PagedRows) -> Tensor:
+    return attend_prompts(rotated(q, cache), cache)
+
+
 @pytest.mark.parametrize(
     ("parts", "heads", "kv_heads", "dim"),
     [
@@ -42,47 +62,118 @@ def prompts(
         ([(0, 40)], 16, 2, 24),
         ([(0, 3), (0, 33)], 3, 1, 16),
         ([(0, 33)], 4, 2, 128),
+        ([(0, 7), (60, 200), (0, 130)], 2, 1, 16),
     ],
 )
 def test_prompt_rows_equal_the_reference_and_read_nothing_unwritten(
     parts: list[tuple[int, int]], heads: int, kv_heads: int, dim: int
 ) -> None:
     given = prompts(parts, heads, kv_heads, dim)
-    torch.testing.assert_close(prompt_attention(*given), paged_attention_reference(*given), atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(attend(*given), paged_attention_reference(*given), atol=2e-6, rtol=2e-6)
 
 
-def test_a_prompt_row_has_the_same_bits_in_another_tile_with_other_slots() -> None:
+@pytest.mark.parametrize("dtype", [None, torch.int8])
+def test_a_prompt_row_has_the_same_bits_in_another_tile_with_other_slots(dtype: torch.dtype | None) -> None:
     q, cache = prompts([(0, 20), (0, 45), (7, 12)], 4, 2, 32)
-    together = prompt_attention(q, cache)
+    cache = cache if dtype is None else quantized(cache, dtype)
+    together = attend(q, cache)
     for first, stop in ((0, 20), (20, 65), (33, 40), (65, 70)):
         rows = slice(first, stop)
-        alone = prompt_attention(q[rows], some_rows(cache, rows))
+        alone = attend(q[rows], some_rows(cache, rows))
         assert torch.equal(alone, together[rows])
+
+
+@pytest.mark.parametrize("dtype", [None, *TYPES])
+@pytest.mark.parametrize("first", [1, 63, 64, 65, 130])
+def test_a_prompt_row_has_the_same_bits_if_an_earlier_pass_read_the_first_rows(
+    first: int, dtype: torch.dtype | None
+) -> None:
+    q, cache = prompts([(0, 150)], 2, 1, 16)
+    cache = cache if dtype is None else quantized(cache, dtype)
+    later = slice(first, 150)
+    assert torch.equal(attend(q[later], some_rows(cache, later)), attend(q, cache)[later])
+
+
+def test_the_number_of_multiprocessors_changes_no_bit() -> None:
+    q, cache = prompts([(5, 70), (0, 40)], 4, 2, 32)
+    with assume(MANY_PROCESSORS):
+        alone = attend(q, cache)
+    with assume(FEW_PROCESSORS):
+        assert torch.equal(attend(q, cache), alone)
+
+
+def test_blocks_of_the_pass_are_read_from_its_rows_and_earlier_ones_from_the_cache() -> None:
+    q, cache = prompts([(0, 20), (60, 140)], 4, 2, 32)
+    rows, expected = rotated(q, cache), attend(q, cache)
+    of_second = cache.tables[1]
+    for pages in (cache.tables[0], of_second[64 // PAGE :]):
+        cache.keys[pages], cache.values[pages] = torch.nan, torch.nan
+    assert torch.equal(attend_prompts(rows, cache), expected)
+    cache.keys[of_second[0]] = torch.nan
+    found = attend_prompts(rows, cache)
+    assert torch.equal(found[:20], expected[:20])
+    assert found[20:].isnan().all()
 
 
 def test_a_slot_with_nan_does_not_change_the_rows_of_other_slots() -> None:
     q, cache = prompts([(0, 10), (0, 10)], 4, 2, 32)
-    before = prompt_attention(q, cache)
+    before = attend(q, cache)
     cache.keys[cache.tables[0, 0]] = torch.nan
     cache.values[cache.tables[0, 0]] = torch.nan
-    after = prompt_attention(q, cache)
+    after = attend(q, cache)
     assert after[:10].isnan().all()
     assert torch.equal(after[10:], before[10:])
+
+
+def test_rows_that_pad_a_call_share_a_position_and_change_no_other_row() -> None:
+    q, cache = prompts([(0, 10), (0, 1)], 4, 2, 32)
+    expected = attend(q, cache)
+    padded = [*range(10), *[10] * 7]
+    assert torch.equal(attend(q[padded], some_rows(cache, torch.tensor(padded)))[:10], expected[:10])
 
 
 def test_half_precision_is_rounded_at_the_end() -> None:
     given = prompts([(0, 9), (0, 70)], 4, 2, 32, torch.float16)
     wide = paged_attention_reference(*in_float32(*given))
-    torch.testing.assert_close(prompt_attention(*given).float(), wide, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(attend(*given).float(), wide, atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", TYPES)
 def test_prompt_rows_over_a_quantised_cache_equal_the_reference(dtype: torch.dtype) -> None:
-    q, cache = prompts([(0, 9), (5, 40)], 4, 2, 32)
+    q, cache = prompts([(0, 9), (5, 40), (30, 150)], 4, 2, 32)
     cache = quantized(cache, dtype)
-    torch.testing.assert_close(prompt_attention(q, cache), paged_attention_reference(q, cache), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(attend(q, cache), paged_attention_reference(q, cache), atol=2e-5, rtol=2e-5)
+
+
+def prompt_case(parts: list[tuple[int, int]]) -> RotaryCase:
+    _, cache = prompts(parts, 4, 2, 32)
+    angles = torch.arange(max(stop for _, stop in parts))[:, None] / 10 ** (torch.arange(32) % 16 / 32)
+    norms = (random(32, dtype=torch.float32, seed=3), random(32, dtype=torch.float32, seed=4))
+    qkv = random(len(cache.slots), 8 * 32, dtype=torch.float32, seed=5)
+    return RotaryCase(qkv, HeadRotation(angles.cos(), angles.sin(), norms, EPS), cache)
+
+
+def test_a_pass_rotates_stores_and_attends_like_its_reference() -> None:
+    given = prompt_case([(0, 20), (10, 90)])
+    plain = given.copied()
+    torch.testing.assert_close(prompt_attention(*given), rotary_attention_reference(*plain), atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(given.cache.keys, plain.cache.keys, atol=2e-6, rtol=2e-6, equal_nan=True)
+    assert torch.equal(given.cache.values.nan_to_num(), plain.cache.values.nan_to_num())
+
+
+def test_a_pass_over_a_quantised_cache_attends_to_the_rounded_keys_and_values() -> None:
+    given = prompt_case([(0, 20), (10, 90)])
+    given = given._replace(cache=quantized(given.cache, torch.int8))
+    plain = given.copied()
+    found = prompt_attention(*given)
+    rotary_attention_reference(*plain)
+    assert_same_cache(given.cache, plain.cache)
+    # Against what the kernel has stored: a rounding of a key may differ from the reference's by one step.
+    query = rotary_store_reference(*given.copied())
+    torch.testing.assert_close(found, paged_attention_reference(query, given.cache), atol=2e-5, rtol=2e-5)
 
 
 def test_an_empty_prefill_launches_nothing() -> None:
-    q, cache = prompts([(0, 3)], 4, 2, 32)
-    assert prompt_attention(q[:0], some_rows(cache, slice(0))).shape == (0, 4, 32)
+    given = prompt_case([(0, 3)])
+    empty = given._replace(qkv=given.qkv[:0], cache=some_rows(given.cache, slice(0)))
+    assert prompt_attention(*empty).shape == (0, 4, 32)

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.kernels.attention_blocks import attend_block, load_kv_block, load_scale_block
 from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.paged_rows import PagedRows
@@ -53,9 +54,9 @@ def paged_attention(q: Tensor, cache: PagedRows) -> Tensor:
     block = max(MIN_TILE, min(BLOCK, power_of_2(cache.max_positions)))
     attention_kernel[(rows, cache.kv_heads)](
         q, *cache.launch_tensors(q), out, q.stride(0), out.stride(0), *cache.launch_strides(), dim**-0.5 * LOG2_E,
-        GROUP=group, GROUP_BLOCK=max(MIN_TILE, power_of_2(group)), DIM=dim, DIM_BLOCK=max(MIN_TILE, power_of_2(dim)),
-        PAGE=cache.page, BLOCK=block, SCALED=cache.scales is not None, **overlap(q),
-        num_warps=4 if block == BLOCK else 1, num_stages=2,
+        KV_HEADS=cache.kv_heads, GROUP=group, GROUP_BLOCK=max(MIN_TILE, power_of_2(group)), DIM=dim,
+        DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), PAGE=cache.page, BLOCK=block, SCALED=cache.scales is not None,
+        **overlap(q), num_warps=4 if block == BLOCK else 1, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -82,12 +83,11 @@ def attention_kernel(
     q, keys, values, key_scales, value_scales, tables, slots, positions, out,
     q_row, out_row, page_stride, offset_stride, head_stride, table_row,
     scale,
-    GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
-    kv_heads = tl.num_programs(1)
     last = tl.load(positions + row).to(tl.int32)
     table = tables + tl.load(slots + row) * table_row
     if OVERLAP:
@@ -102,26 +102,16 @@ def attention_kernel(
     running_max = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     denominator = tl.zeros([GROUP_BLOCK], tl.float32)
     acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+    past, past_scale = kv_head * head_stride, kv_head * PAGE
     for start in range(0, last + 1, BLOCK):
-        position = start + tl.arange(0, BLOCK)
-        visible = position <= last
-        page = tl.load(table + position // PAGE, mask=visible, other=0)
-        at = page * page_stride + (position % PAGE) * offset_stride + kv_head * head_stride
-        at = at[:, None] + column[None, :]
-        kv_mask = visible[:, None] & (column < DIM)[None, :]
-        key = tl.load(keys + at, mask=kv_mask, other=0.0).to(query.dtype)
-        value = tl.load(values + at, mask=kv_mask, other=0.0).to(query.dtype)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        if SCALED:
-            at_scale = (page * kv_heads + kv_head) * PAGE + position % PAGE
-            score *= tl.load(key_scales + at_scale, mask=visible, other=0.0)[None, :]
-        score = tl.where(visible[None, :], score, float("-inf"))
-        new_max = tl.maximum(running_max, tl.max(score, 1))
-        rescale = tl.exp2(running_max - new_max)
-        weight = tl.exp2(score - new_max[:, None])
-        denominator = denominator * rescale + tl.sum(weight, 1)
-        if SCALED:
-            weight *= tl.load(value_scales + at_scale, mask=visible, other=0.0)[None, :]
-        acc = tl.dot(weight.to(query.dtype), value, acc * rescale[:, None], input_precision="ieee")
-        running_max = new_max
+        key, value = load_kv_block(
+            keys + past, values + past, table, start, last + 1, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
+        )
+        key_scale, value_scale = load_scale_block(
+            key_scales + past_scale, value_scales + past_scale, table, start, last + 1, KV_HEADS, PAGE, BLOCK, SCALED
+        )
+        running_max, denominator, acc = attend_block(
+            query, key, value, key_scale, value_scale, (start + tl.arange(0, BLOCK) <= last)[None, :], scale,
+            running_max, denominator, acc, SCALED,
+        )  # fmt: skip
     tl.store(out + row * out_row + offsets, (acc / denominator[:, None]).to(out.dtype.element_ty), mask=mask)

@@ -28,6 +28,7 @@ from torch import Tensor
 from polyvox import kernels
 from polyvox.kernels import large_batch_attention, page_attention, warp_attention
 from polyvox.kernels.attention import BLOCK, LOG2_E, MIN_TILE, paged_attention_reference
+from polyvox.kernels.attention_blocks import attend_block, load_kv_block, load_scale_block
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.kv_quantize import quantize_heads
 from polyvox.kernels.launch_overlap import overlap, wait
@@ -117,6 +118,7 @@ def decode_kernel(
         split = tl.program_id(2)
     first = split * BLOCK
     dtype = out.dtype.element_ty
+    SCALED: tl.constexpr = LARGEST is not None
     last = tl.load(positions + row).to(tl.int32)
     table = tables + tl.load(slots + row) * table_row
     column = tl.arange(0, DIM_BLOCK)
@@ -133,7 +135,7 @@ def decode_kernel(
             keys + past, values + past, table, first, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
         )
         key_scale, value_scale = load_scale_block(
-            key_scales + past_scale, value_scales + past_scale, table, first, last, KV_HEADS, PAGE, BLOCK, LARGEST
+            key_scales + past_scale, value_scales + past_scale, table, first, last, KV_HEADS, PAGE, BLOCK, SCALED
         )
     if OVERLAP:
         wait()
@@ -177,8 +179,8 @@ def decode_kernel(
         acc = tl.where(split == 0, acc, 0.0)
     if PREFETCH:
         running_max, denominator, acc = attend_block(
-            query, past_key, past_value, key_scale, value_scale, first, last, scale, running_max, denominator, acc,
-            BLOCK, LARGEST,
+            query, past_key, past_value, key_scale, value_scale, (first + tl.arange(0, BLOCK) < last)[None, :], scale,
+            running_max, denominator, acc, SCALED,
         )  # fmt: skip
     if not (PREFETCH and SINGLE_BLOCK):
         for begin in range(first + SPLITS * BLOCK if PREFETCH else 0, last, SPLITS * BLOCK):
@@ -186,11 +188,11 @@ def decode_kernel(
                 keys + past, values + past, table, begin, last, page_stride, offset_stride, DIM, DIM_BLOCK, PAGE, BLOCK
             )
             key_scale, value_scale = load_scale_block(
-                key_scales + past_scale, value_scales + past_scale, table, begin, last, KV_HEADS, PAGE, BLOCK, LARGEST
+                key_scales + past_scale, value_scales + past_scale, table, begin, last, KV_HEADS, PAGE, BLOCK, SCALED
             )
             running_max, denominator, acc = attend_block(
-                query, past_key, past_value, key_scale, value_scale, begin, last, scale, running_max, denominator, acc,
-                BLOCK, LARGEST,
+                query, past_key, past_value, key_scale, value_scale, (begin + tl.arange(0, BLOCK) < last)[None, :],
+                scale, running_max, denominator, acc, SCALED,
             )  # fmt: skip
     if SPLITS > 1:
         at = (row * HEADS + kv_head * GROUP + head) * SPLITS + split
@@ -220,59 +222,6 @@ def combine_splits_kernel(
     rescale = tl.exp2(maximum - tl.max(maximum, 0))
     made = tl.sum(acc * rescale[:, None], 0) / tl.sum(denominator * rescale, 0)
     tl.store(out + row_head * DIM + column, made.to(out.dtype.element_ty), mask=column < DIM)
-
-
-@Kernel
-def load_kv_block(
-    keys, values, table, begin, last, page_stride, offset_stride,
-    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One block of keys and values from position begin; zeros from last on."""
-    position = begin + tl.arange(0, BLOCK)
-    column = tl.arange(0, DIM_BLOCK)
-    visible = position < last
-    page = tl.load(table + position // PAGE, mask=visible, other=0)
-    at = (page * page_stride + (position % PAGE) * offset_stride)[:, None] + column[None, :]
-    kv_mask = visible[:, None] & (column < DIM)[None, :]
-    return tl.load(keys + at, mask=kv_mask, other=0.0), tl.load(values + at, mask=kv_mask, other=0.0)
-
-
-@Kernel
-def load_scale_block(
-    key_scales, value_scales, table, begin, last,
-    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
-):  # fmt: skip
-    """The scales of one block of a quantised cache; of another cache, ones that are not used."""
-    key_scale = tl.full([BLOCK], 1.0, tl.float32)
-    value_scale = key_scale
-    if LARGEST is not None:
-        position = begin + tl.arange(0, BLOCK)
-        visible = position < last
-        page = tl.load(table + position // PAGE, mask=visible, other=0)
-        at = page * KV_HEADS * PAGE + position % PAGE
-        key_scale = tl.load(key_scales + at, mask=visible, other=0.0)
-        value_scale = tl.load(value_scales + at, mask=visible, other=0.0)
-    return key_scale, value_scale
-
-
-@Kernel
-def attend_block(
-    query, key, value, key_scale, value_scale, begin, last, scale, running_max, denominator, acc,
-    BLOCK: tl.constexpr, LARGEST: tl.constexpr,
-):  # fmt: skip
-    """Add a block to the running softmax; key_scale and value_scale of its positions, if it is quantised."""
-    score = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * scale
-    if LARGEST is not None:
-        score *= key_scale[None, :]
-    score = tl.where((begin + tl.arange(0, BLOCK) < last)[None, :], score, float("-inf"))
-    new_max = tl.maximum(running_max, tl.max(score, 1))
-    rescale = tl.exp2(running_max - new_max)
-    weight = tl.exp2(score - new_max[:, None])
-    denominator = denominator * rescale + tl.sum(weight, 1)
-    if LARGEST is not None:
-        weight *= value_scale[None, :]
-    acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc * rescale[:, None], input_precision="ieee")
-    return new_max, denominator, acc
 
 
 @Kernel

@@ -3,7 +3,8 @@
 
     qkv [N, (H + 2·KVH)·D], heads of q, then k, then v · q_weight, k_weight [D], or none
     cos, sin [M,D], M > positions, or [N,D] if by_row
-    keys, values [P,PAGE,KVH,D] · tables [S,W] int64 · slots, positions [N] int64 -> q [N,H,D]; k and v are in the cache
+    keys, values [P,PAGE,KVH,D] · tables [S,W] int64 · slots, positions [N] int64
+    -> q [N,H,D]; k and v are in the cache. For prompts also k and v, in [N, H + 2·KVH, D], and their scales [2·KVH, N]
 
 Row i is position positions[i] of slot slots[i] and is rotated by row positions[i] of cos and sin (row i if by_row); the
 first half of a head is paired with the second, and sin includes the sign. A row writes its own cache entry and nothing
@@ -11,8 +12,9 @@ else.
 
 Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
 Roundings: those of the separate functions: the norm's two; x·cos and its partner·sin are each rounded, and so is their
-sum. Of a quantised cache, k and v are then rounded as kv_quantize.py says.
-Bytes: qkv, q, and the rows of k and v once each.
+sum. Of a quantised cache, k and v are then rounded as kv_quantize.py says; their values for prompts are those of the
+cache in the type of q, which is exact.
+Bytes: qkv, q, and the rows of k and v once each; for prompts, those of k and v once more.
 Grid: one program per row and HEADS_AT_ONCE heads, or HEADS_OF_MANY_ROWS for MANY_ROWS rows or more.
 """
 
@@ -30,7 +32,7 @@ from polyvox.kernels.launch_overlap import overlap, wait
 from polyvox.kernels.lazy_triton import Kernel, power_of_2
 from polyvox.kernels.norm import rms_norm_reference
 from polyvox.kernels.paged_rows import PagedRows
-from polyvox.kernels.quantized_rows import LARGEST, quantize_rows
+from polyvox.kernels.quantized_rows import LARGEST, SCALE_TYPE, quantize_rows
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -55,25 +57,49 @@ class HeadRotation:
         return *(self.norms or (unused, unused)), self.cos, self.sin
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RotatedRows:
+    """Rows of prompts after norm and rotation, with the keys and values that the cache has of them."""
+
+    heads: Tensor  # [N, H + 2·KVH, D]: q, k and v; k and v of a quantised cache are its values in the type of q
+    scales: Tensor | None  # [2·KVH, N] of k and v, if the cache is quantised
+
+
 def rotary_store(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     """Normalise and rotate each row's heads, store k and v in the cache, return q."""
     if not kernels.active(qkv):
         return rotary_store_reference(qkv, rotation, cache)
+    q = torch.empty(len(qkv), cache.num_heads(qkv), cache.dim, dtype=qkv.dtype, device=qkv.device)
+    _launch(qkv, rotation, cache, RotatedRows(q, None), with_kv=False)
+    return q
+
+
+def rotary_store_prompts(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> RotatedRows:
+    """rotary_store, by the kernel, for rows whose keys and values are read again at once."""
+    heads = torch.empty(len(qkv), qkv.shape[1] // cache.dim, cache.dim, dtype=qkv.dtype, device=qkv.device)
+    scales = None
+    if cache.scales is not None:
+        scales = torch.empty(2 * cache.kv_heads, len(qkv), dtype=SCALE_TYPE, device=qkv.device)
+    rotated = RotatedRows(heads, scales)
+    _launch(qkv, rotation, cache, rotated, with_kv=True)
+    return rotated
+
+
+def _launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows, out: RotatedRows, with_kv: bool) -> None:
     rows, heads, kv_heads, dim = len(qkv), cache.num_heads(qkv), cache.kv_heads, cache.dim
-    q = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
     if not rows:
-        return q
+        return
     assert qkv.stride(1) == 1
     heads_at_once = HEADS_AT_ONCE if rows < MANY_ROWS else HEADS_OF_MANY_ROWS
     blocks = -(-(heads + 2 * kv_heads) // heads_at_once)
     rotary_kernel[(rows, blocks)](
-        qkv, *rotation.launch_tensors(qkv), *cache.launch_tensors(qkv), q,
+        qkv, *rotation.launch_tensors(qkv), *cache.launch_tensors(qkv), out.heads,
+        qkv if out.scales is None else out.scales,
         qkv.stride(0), *cache.launch_strides(), rotation.eps,
         NORM=rotation.norms is not None, BY_ROW=rotation.by_row, HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
         DIM_BLOCK=power_of_2(dim), HEADS_AT_ONCE=heads_at_once, PAGE=cache.page, LARGEST=LARGEST.get(cache.keys.dtype),
-        **overlap(qkv), num_warps=4,
+        WITH_KV=with_kv, **overlap(qkv), num_warps=4,
     )  # fmt: skip
-    return q
 
 
 def rotary_store_reference(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
@@ -98,11 +124,11 @@ def rotary_store_reference(qkv: Tensor, rotation: HeadRotation, cache: PagedRows
 
 @Kernel
 def rotary_kernel(
-    qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, q,
-    qkv_row, page_stride, offset_stride, head_stride, table_row, eps,
+    qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions,
+    out, out_scales, qkv_row, page_stride, offset_stride, head_stride, table_row, eps,
     NORM: tl.constexpr, BY_ROW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr, HEADS_AT_ONCE: tl.constexpr, PAGE: tl.constexpr, LARGEST: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    WITH_KV: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
@@ -110,7 +136,7 @@ def rotary_kernel(
     partner = (column + DIM // 2) % DIM
     inside = column < DIM
     mask = (head < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
-    dtype = q.dtype.element_ty
+    dtype = out.dtype.element_ty
     position = tl.load(positions + row)
     page = tl.load(tables + tl.load(slots + row) * table_row + position // PAGE)
     if OVERLAP:
@@ -140,18 +166,26 @@ def rotary_kernel(
     by_sin = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
     rotated = ((x * by_cos).to(dtype).to(tl.float32) + (y * by_sin).to(dtype).to(tl.float32)).to(dtype)
 
-    tl.store(q + (row * HEADS + head[:, None]) * DIM + column[None, :], rotated, mask=mask & (head < HEADS)[:, None])
     offset = page * page_stride + (position % PAGE) * offset_stride
     of_key, of_value = head - HEADS, head - HEADS - KV_HEADS
     is_key = (of_key >= 0) & (of_key < KV_HEADS)
     is_value = (of_value >= 0) & (of_value < KV_HEADS)
     key, value = rotated, given
+    turned = tl.where(is_value[:, None], given, rotated)
     if LARGEST is not None:
-        rows = tl.where(is_value[:, None], given, rotated).to(tl.float32)
-        key, scale = quantize_heads(rows, LARGEST, keys.dtype.element_ty)
+        key, scale = quantize_heads(turned.to(tl.float32), LARGEST, keys.dtype.element_ty)
         value = key
         at_scale = page * KV_HEADS * PAGE + position % PAGE
         tl.store(key_scales + at_scale + of_key * PAGE, scale, mask=is_key)
         tl.store(value_scales + at_scale + of_value * PAGE, scale, mask=is_value)
+        if WITH_KV:
+            turned = tl.where((head < HEADS)[:, None], rotated, key.to(dtype))
+            tl.store(out_scales + of_key * tl.num_programs(0) + row, scale, mask=is_key | is_value)
     tl.store(keys + offset + of_key[:, None] * head_stride + column[None, :], key, mask=mask & is_key[:, None])
     tl.store(values + offset + of_value[:, None] * head_stride + column[None, :], value, mask=mask & is_value[:, None])
+    if WITH_KV:
+        rows = out + (row * (HEADS + 2 * KV_HEADS) + head[:, None]) * DIM
+        tl.store(rows + column[None, :], turned, mask=mask)
+    else:
+        rows = out + (row * HEADS + head[:, None]) * DIM
+        tl.store(rows + column[None, :], rotated, mask=mask & (head < HEADS)[:, None])

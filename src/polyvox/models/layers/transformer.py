@@ -105,9 +105,10 @@ class Attention(nn.Module):
             attended = rotary_attention(rows, rotation, cache)
         elif view.is_first_pair and pair_attention.supports(rows, rotation, cache):
             attended = pair_attention.launch(rows, rotation, cache)
+        elif view.decode_only or view.is_single_page:
+            attended = paged_attention(rotary_store(rows, rotation, cache), cache)
         else:
-            attend = paged_attention if view.decode_only or view.is_single_page else prompt_attention
-            attended = attend(rotary_store(rows, rotation, cache), cache)
+            attended = prompt_attention(rows, rotation, cache)
         return attended.view(*qkv.shape[:-1], -1)
 
 
