@@ -13,14 +13,14 @@ from kernels.test_layer_kernels import EPS, RotaryCase, random
 from polyvox.kernels.attention import paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.gpu import GPUS, assume
+from polyvox.kernels.lazy_triton import intercepting_launches
 from polyvox.kernels.paged_rows import PagedRows
-from polyvox.kernels.prefill_attention import attend_prompts, prompt_attention
+from polyvox.kernels.prefill_attention import STAGES, STAGES_ALONE, attend_prompts, prompt_attention
 from polyvox.kernels.rotary import HeadRotation, RotatedRows, rotary_store_reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 PAGE = 16
-MANY_PROCESSORS, FEW_PROCESSORS = GPUS[90], replace(GPUS[90], multiprocessors=1)
 
 
 def prompts(
@@ -94,12 +94,23 @@ def test_a_prompt_row_has_the_same_bits_if_an_earlier_pass_read_the_first_rows(
     assert torch.equal(attend(q[later], some_rows(cache, later)), attend(q, cache)[later])
 
 
-def test_the_number_of_multiprocessors_changes_no_bit() -> None:
-    q, cache = prompts([(5, 70), (0, 40)], 4, 2, 32)
-    with assume(MANY_PROCESSORS):
-        alone = attend(q, cache)
-    with assume(FEW_PROCESSORS):
-        assert torch.equal(attend(q, cache), alone)
+@pytest.mark.parametrize(
+    ("multiprocessors", "dtype", "stages"),
+    [
+        (4, torch.float16, STAGES_ALONE),
+        (3, torch.float16, STAGES),
+        (4, torch.float32, STAGES),
+    ],
+)
+def test_programs_with_a_multiprocessor_each_copy_further_ahead(
+    multiprocessors: int, dtype: torch.dtype, stages: int
+) -> None:
+    q, cache = prompts([(0, 33)], 4, 2, 32, dtype)  # four programs: two tiles, two KV heads
+    launched: list[object] = []
+    gpu = replace(GPUS[90], multiprocessors=multiprocessors)
+    with assume(gpu), intercepting_launches(lambda _kernel, _arguments, named: launched.append(named["STAGES"])):
+        attend(q, cache)
+    assert launched == [stages]
 
 
 def test_blocks_of_the_pass_are_read_from_its_rows_and_earlier_ones_from_the_cache() -> None:
