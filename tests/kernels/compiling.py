@@ -93,8 +93,20 @@ class Usage:
     threads: int
 
 
+def assert_order_of_terms(launch: Launch, layouts: str) -> None:
+    """All products of attention over prompts add their terms in one order: kWidth says which columns a thread has."""
+    if launch.name == "prefill_kernel":
+        products = [
+            line for line in layouts.splitlines() if re.search(r"= t\w+\.(warp_group_)?dot |tc_gen5_mma ", line)
+        ]
+        assert len(products) >= 2, layouts
+        widths = {width for line in products for width in re.findall(r"kWidth = (\d+)", line)}
+        assert len(widths) <= 1, (launch, products)
+
+
 def compile_for(launch: Launch) -> Usage:
     made = compile_launch(launch)
+    assert_order_of_terms(launch, made.asm["ttgir"])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()

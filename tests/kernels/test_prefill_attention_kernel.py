@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of prompt rows against its reference implementation, in Triton's interpreter."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,11 +17,24 @@ from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.lazy_triton import intercepting_launches
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.prefill_attention import STAGES, STAGES_ALONE, attend_prompts, prompt_attention
-from polyvox.kernels.rotary import HeadRotation, RotatedRows, rotary_store_reference
+from polyvox.kernels.rotary import (
+    MANY_ROWS,
+    HeadRotation,
+    RotatedRows,
+    rotary_store,
+    rotary_store_reference,
+    rotate_and_store,
+)
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 PAGE = 16
+
+
+@pytest.fixture(autouse=True, params=[90, 80], ids=["blocks of 64", "blocks of 32"])
+def _gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    with assume(GPUS[request.param]):
+        yield
 
 
 def prompts(
@@ -43,12 +57,13 @@ def prompts(
 
 
 def rotated(q: Tensor, cache: PagedRows) -> RotatedRows:
-    """The rows of a pass as rotary_store_prompts returns them."""
+    """The rows of a pass as rotate_and_store returns them."""
     at = cache.tables[cache.slots, cache.positions // PAGE], cache.positions % PAGE
     heads = torch.cat([q, cache.keys[at].to(q.dtype), cache.values[at].to(q.dtype)], dim=1)
     if cache.scales is None:
-        return RotatedRows(heads, None)
-    return RotatedRows(heads, torch.cat([pool[at[0], :, at[1]] for pool in cache.scales], dim=1).T.contiguous())
+        return RotatedRows(heads, None, with_kv=True)
+    scales = torch.cat([pool[at[0], :, at[1]] for pool in cache.scales], dim=1).T.contiguous()
+    return RotatedRows(heads, scales, with_kv=True)
 
 
 def attend(q: Tensor, cache: PagedRows) -> Tensor:
@@ -126,6 +141,53 @@ def test_blocks_of_the_pass_are_read_from_its_rows_and_earlier_ones_from_the_cac
     assert found[20:].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [None, *TYPES])
+def test_without_keys_and_values_in_its_rows_a_pass_reads_them_from_the_cache(dtype: torch.dtype | None) -> None:
+    q, cache = prompts([(0, 20), (60, 140)], 4, 2, 32)
+    cache = cache if dtype is None else quantized(cache, dtype)
+    assert torch.equal(attend_prompts(RotatedRows(q, None, with_kv=False), cache), attend(q, cache))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "with_kv"), [(90, torch.int8, 2), (80, torch.int8, 0), (80, None, 2)]
+)
+def test_rows_of_a_pass_are_read_where_the_gpu_adds_in_the_same_order(
+    architecture: int, dtype: torch.dtype | None, with_kv: int
+) -> None:
+    given = prompt_case([(0, 20)])
+    if dtype is not None:
+        given = given._replace(cache=quantized(given.cache, dtype))
+    heads = []
+
+    def record(_kernel: object, arguments: Sequence[object], named: dict[str, object]) -> None:
+        if "OWN" in named:
+            assert isinstance(arguments[0], Tensor)
+            heads.append((named["OWN"], arguments[0].shape[1]))
+
+    with assume(GPUS[architecture]), intercepting_launches(record):
+        prompt_attention(*given)
+    assert heads == [(bool(with_kv), 4 + with_kv * 2)]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.int8])
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("size", [20, MANY_ROWS])
+def test_rows_of_a_pass_are_what_the_cache_stores(size: int, by_row: bool, dtype: torch.dtype | None) -> None:
+    given = prompt_case([(3, 3 + size), (0, 7)], 2, 1, 16)
+    if dtype is not None:
+        given = given._replace(cache=quantized(given.cache, dtype))
+    if by_row:
+        cos, sin = (angles[given.cache.positions] for angles in (given.rotation.cos, given.rotation.sin))
+        given = given._replace(rotation=replace(given.rotation, cos=cos, sin=sin, by_row=True))
+    query = rotary_store(*given.copied())
+    found = rotate_and_store(*given, with_kv=True)
+    expected = rotated(query, given.cache)
+    assert torch.equal(found.heads, expected.heads)
+    assert (found.scales is None) == (expected.scales is None)
+    if found.scales is not None and expected.scales is not None:
+        assert torch.equal(found.scales, expected.scales)
+
+
 def test_a_slot_with_nan_does_not_change_the_rows_of_other_slots() -> None:
     q, cache = prompts([(0, 10), (0, 10)], 4, 2, 32)
     before = attend(q, cache)
@@ -139,7 +201,7 @@ def test_a_slot_with_nan_does_not_change_the_rows_of_other_slots() -> None:
 def test_rows_that_pad_a_call_share_a_position_and_change_no_other_row() -> None:
     q, cache = prompts([(0, 10), (0, 1)], 4, 2, 32)
     expected = attend(q, cache)
-    padded = [*range(10), *[10] * 7]
+    padded = [*range(10), *[10] * 80]  # tiles have 32 rows: some have no others
     assert torch.equal(attend(q[padded], some_rows(cache, torch.tensor(padded)))[:10], expected[:10])
 
 
@@ -156,11 +218,11 @@ def test_prompt_rows_over_a_quantised_cache_equal_the_reference(dtype: torch.dty
     torch.testing.assert_close(attend(q, cache), paged_attention_reference(q, cache), atol=2e-5, rtol=2e-5)
 
 
-def prompt_case(parts: list[tuple[int, int]]) -> RotaryCase:
-    _, cache = prompts(parts, 4, 2, 32)
-    angles = torch.arange(max(stop for _, stop in parts))[:, None] / 10 ** (torch.arange(32) % 16 / 32)
-    norms = (random(32, dtype=torch.float32, seed=3), random(32, dtype=torch.float32, seed=4))
-    qkv = random(len(cache.slots), 8 * 32, dtype=torch.float32, seed=5)
+def prompt_case(parts: list[tuple[int, int]], heads: int = 4, kv_heads: int = 2, dim: int = 32) -> RotaryCase:
+    _, cache = prompts(parts, heads, kv_heads, dim)
+    angles = torch.arange(max(stop for _, stop in parts))[:, None] / 10 ** (torch.arange(dim) % (dim // 2) / dim)
+    norms = (random(dim, dtype=torch.float32, seed=3), random(dim, dtype=torch.float32, seed=4))
+    qkv = random(len(cache.slots), (heads + 2 * kv_heads) * dim, dtype=torch.float32, seed=5)
     return RotaryCase(qkv, HeadRotation(angles.cos(), angles.sin(), norms, EPS), cache)
 
 

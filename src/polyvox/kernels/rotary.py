@@ -4,7 +4,7 @@
     qkv [N, (H + 2·KVH)·D], heads of q, then k, then v · q_weight, k_weight [D], or none
     cos, sin [M,D], M > positions, or [N,D] if by_row
     keys, values [P,PAGE,KVH,D] · tables [S,W] int64 · slots, positions [N] int64
-    -> q [N,H,D]; k and v are in the cache. For prompts also k and v, in [N, H + 2·KVH, D], and their scales [2·KVH, N]
+    -> q [N,H,D]; k and v are in the cache. On request also k and v, in [N, H + 2·KVH, D], and their scales [2·KVH, N]
 
 Row i is position positions[i] of slot slots[i] and is rotated by row positions[i] of cos and sin (row i if by_row); the
 first half of a head is paired with the second, and sin includes the sign. A row writes its own cache entry and nothing
@@ -12,9 +12,9 @@ else.
 
 Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
 Roundings: those of the separate functions: the norm's two; x·cos and its partner·sin are each rounded, and so is their
-sum. Of a quantised cache, k and v are then rounded as kv_quantize.py says; their values for prompts are those of the
-cache in the type of q, which is exact.
-Bytes: qkv, q, and the rows of k and v once each; for prompts, those of k and v once more.
+sum. Of a quantised cache, k and v are then rounded as kv_quantize.py says; those that are returned are its values in
+the type of q, which is exact.
+Bytes: qkv, q, and the rows of k and v once each; those of k and v once more if they are returned.
 Grid: one program per row and HEADS_AT_ONCE heads, or HEADS_OF_MANY_ROWS for MANY_ROWS rows or more.
 """
 
@@ -59,47 +59,41 @@ class HeadRotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotatedRows:
-    """Rows of prompts after norm and rotation, with the keys and values that the cache has of them."""
+    """Rows of a pass after norm and rotation: q, and with_kv also the keys and values that the cache has of them."""
 
-    heads: Tensor  # [N, H + 2·KVH, D]: q, k and v; k and v of a quantised cache are its values in the type of q
-    scales: Tensor | None  # [2·KVH, N] of k and v, if the cache is quantised
+    heads: Tensor  # [N,H,D], or [N, H + 2·KVH, D]: q, k and v; those of a quantised cache are its values in q's type
+    scales: Tensor | None  # [2·KVH, N] of k and v, if they are quantised
+    with_kv: bool
 
 
 def rotary_store(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     """Normalise and rotate each row's heads, store k and v in the cache, return q."""
     if not kernels.active(qkv):
         return rotary_store_reference(qkv, rotation, cache)
-    q = torch.empty(len(qkv), cache.num_heads(qkv), cache.dim, dtype=qkv.dtype, device=qkv.device)
-    _launch(qkv, rotation, cache, RotatedRows(q, None), with_kv=False)
-    return q
+    return rotate_and_store(qkv, rotation, cache, with_kv=False).heads
 
 
-def rotary_store_prompts(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> RotatedRows:
-    """rotary_store, by the kernel, for rows whose keys and values are read again at once."""
-    heads = torch.empty(len(qkv), qkv.shape[1] // cache.dim, cache.dim, dtype=qkv.dtype, device=qkv.device)
-    scales = None
-    if cache.scales is not None:
-        scales = torch.empty(2 * cache.kv_heads, len(qkv), dtype=SCALE_TYPE, device=qkv.device)
-    rotated = RotatedRows(heads, scales)
-    _launch(qkv, rotation, cache, rotated, with_kv=True)
-    return rotated
-
-
-def _launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows, out: RotatedRows, with_kv: bool) -> None:
+def rotate_and_store(qkv: Tensor, rotation: HeadRotation, cache: PagedRows, with_kv: bool) -> RotatedRows:
+    """rotary_store by the kernel; with_kv if keys and values are read again at once."""
     rows, heads, kv_heads, dim = len(qkv), cache.num_heads(qkv), cache.kv_heads, cache.dim
+    all_heads = heads + 2 * kv_heads
+    out = torch.empty(rows, all_heads if with_kv else heads, dim, dtype=qkv.dtype, device=qkv.device)
+    scales = None
+    if with_kv and cache.scales is not None:
+        scales = torch.empty(2 * kv_heads, rows, dtype=SCALE_TYPE, device=qkv.device)
+    rotated = RotatedRows(out, scales, with_kv)
     if not rows:
-        return
+        return rotated
     assert qkv.stride(1) == 1
     heads_at_once = HEADS_AT_ONCE if rows < MANY_ROWS else HEADS_OF_MANY_ROWS
-    blocks = -(-(heads + 2 * kv_heads) // heads_at_once)
-    rotary_kernel[(rows, blocks)](
-        qkv, *rotation.launch_tensors(qkv), *cache.launch_tensors(qkv), out.heads,
-        qkv if out.scales is None else out.scales,
+    rotary_kernel[(rows, -(-all_heads // heads_at_once))](
+        qkv, *rotation.launch_tensors(qkv), *cache.launch_tensors(qkv), out, qkv if scales is None else scales,
         qkv.stride(0), *cache.launch_strides(), rotation.eps,
         NORM=rotation.norms is not None, BY_ROW=rotation.by_row, HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
         DIM_BLOCK=power_of_2(dim), HEADS_AT_ONCE=heads_at_once, PAGE=cache.page, LARGEST=LARGEST.get(cache.keys.dtype),
         WITH_KV=with_kv, **overlap(qkv), num_warps=4,
     )  # fmt: skip
+    return rotated
 
 
 def rotary_store_reference(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
