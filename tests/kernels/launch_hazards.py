@@ -30,7 +30,7 @@ from polyvox.kernels.tensor_map import TensorMap
 
 FOLDER = Path(kernels.__file__).parent
 WAITS, START_NEXT = ("wait", "wait_for_previous"), "start_next"
-LOADS, STORES = ("load",), ("store", "atomic_add", "atomic_max")
+LOADS, STORES = ("load",), ("store", "atomic_add", "atomic_max", "atomic_cas", "atomic_xchg")
 
 # Files in CUDA C++ whose kernels let the next launch start only after their own wait.
 WAIT_FIRST = ("code_draw.cu", "pair_attention.cu", "warp_attention.cu", "wgmma_linear.cu")
@@ -42,6 +42,10 @@ READ_AND_WRITTEN = {
     "attention_output.cu": ("keys", "values"),
     "warp_attention.cu": ("keys", "values", "key_scales", "value_scales"),
 }
+# Parameters that they write only if the tensors exist. Of Triton kernels, that follows from the constants.
+OPTIONAL = {"warp_attention.cu": ("key_scales", "value_scales")}
+# It writes at addresses in a table, which are not known: the histories of the vocoder, which no launch reads early.
+WRITES_BY_TABLE = "history.cu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,17 @@ class _Reader:
             if isinstance(statement, ast.If):
                 known = self._value(statement.test)
                 self._calls(statement.test)
+                before = dict(self.pointers)
                 self._read(statement.body if known in (True, None) else [])
-                self._read(statement.orelse if known in (False, None) else [])
+                if known is None:
+                    after, self.pointers = self.pointers, before
+                    self._read(statement.orelse)
+                    for name, bases in after.items():
+                        self.pointers[name] = self.pointers.get(name, set()) | bases
+                elif not known:
+                    self._read(statement.orelse)
             elif isinstance(statement, ast.For | ast.While):
+                self._calls(statement.iter if isinstance(statement, ast.For) else statement.test)
                 self._read(statement.body)
             else:
                 self._calls(statement)
@@ -154,6 +166,7 @@ class _Reader:
         for call in (each for each in ast.walk(tree) if isinstance(each, ast.Call)):
             name = _name(call.func)
             if name in WAITS:
+                assert self.early is not None or not self.written, f"{sorted(self.written)} written before the wait"
                 self.early = set(self.loaded)
             elif name == START_NEXT:
                 self.starts_next |= self.early is None
@@ -251,7 +264,14 @@ class Recorder(TorchDispatchMode):
         result, name = operation(*args, **(kwargs or {})), operation.overloadpacket.__name__
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         given = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-        new = [each for each in made if name.endswith("_") or each.untyped_storage()._cdata not in given]
+        values = dict(zip((each.name for each in operation._schema.arguments), args, strict=False)) | (kwargs or {})
+        changed = [
+            values.get(each.name)
+            for each in operation._schema.arguments
+            if each.alias_info and each.alias_info.is_write
+        ]
+        new = [each for each in tree_leaves(changed) if isinstance(each, Tensor)]
+        new += [each for each in made if each.untyped_storage()._cdata not in given]
         if "empty" not in name and new:
             self.events.append(Event(f"PyTorch {name}", tuple(map(self.region, new))))
         return result
@@ -275,17 +295,14 @@ class Recorder(TorchDispatchMode):
         for n, each in given.items():
             tensor = each.matrix if isinstance(each, TensorMap) else each
             # Launchers pass another argument again in place of a tensor that does not exist.
-            if isinstance(tensor, Tensor) and not any(tensor is other for other in tensors.values()):
+            is_again = any(tensor is other for other in tensors.values())
+            is_absent = is_again and (n not in effects.written or n in OPTIONAL.get(file, ()))
+            if isinstance(tensor, Tensor) and not is_absent:
                 tensors[n] = tensor
-        self.events.append(
-            Event(
-                file,
-                tuple(self.region(tensors[n]) for n in effects.written if n in tensors),
-                tuple((n, self.region(tensors[n])) for n in effects.early if overlaps and n in tensors),
-                overlaps,
-                effects.starts_next,
-            )
-        )
+        written = tuple(self.region(tensors[n]) for n in effects.written if n in tensors)
+        assert written or file == WRITES_BY_TABLE, f"{file} writes nothing"
+        early = tuple((n, self.region(tensors[n])) for n in effects.early if overlaps and n in tensors)
+        self.events.append(Event(file, written, early, overlaps, effects.starts_next))
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from kernels import launch_hazards
 from kernels.launch_hazards import (
@@ -25,7 +26,7 @@ from polyvox.engine.vocoder_runner import VocoderRunner
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.launches import META
-from polyvox.kernels.small_batch_linear import matrix_kernel, vector_kernel
+from polyvox.kernels.small_batch_linear import choose_plan, launch, matrix_kernel, vector_kernel
 from polyvox.models.registry import LoadOptions, random_model
 
 FOLDER = Path(kernels.__file__).parent
@@ -97,6 +98,7 @@ def test_no_launch_reads_before_its_wait_what_another_may_still_write() -> None:
         (90, "1.7B", torch.float8_e4m3fn, torch.int8),
         (90, "0.6B", torch.int8, None),
         (90, "omni", torch.int8, None),
+        (100, "1.7B", torch.int8, None),
         (120, "1.7B", torch.int8, None),
     ],
 )
@@ -110,6 +112,33 @@ def test_the_same_for_other_engines(
 @pytest.mark.slow
 def test_the_same_for_a_deterministic_engine() -> None:
     check(calls("1.7B", torch.int8, deterministic=True), 90)
+
+
+@pytest.mark.parametrize(("rows", "name"), [(1, "vector_kernel"), (2, "matrix_kernel")])
+def test_a_product_that_is_read_too_early_is_found(rows: int, name: str) -> None:
+    """It has no scales, squares and gain: the launcher passes the result in their place."""
+    x, weight = (torch.empty(size, 64, dtype=torch.bfloat16, device=META) for size in (rows, 128))
+    made: list[Tensor] = []
+    plan = choose_plan(rows, weight, gpu=GPUS[90])
+    (event,) = events_of(lambda: made.append(launch(x, weight, False, plan)), GPUS[90])
+    assert event.name == name
+    assert {written.end - written.first for written in event.written} == {made[0].nbytes}
+    reader = Event("reader", (), (("keys", event.written[0]),), overlaps=True)
+    assert len(list(hazards([event, reader]))) == 1
+
+
+def test_what_pytorch_writes_is_recorded() -> None:
+    rows = torch.empty(4, 64, device=META)
+
+    def call() -> None:
+        rows[1].add_(1)
+        torch._foreach_mul_([rows[2:]], 2)
+        torch.neg(rows[2:], out=rows[:2])
+        rows.view(-1)
+
+    events = events_of(call, GPUS[90])
+    starts = [[(each.first, each.end) for each in event.written] for event in events]
+    assert starts == [[(256, 512)], [(512, 1024)], [(0, 512)]]
 
 
 @pytest.mark.slow

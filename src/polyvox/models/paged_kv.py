@@ -30,7 +30,8 @@ class PagedKVView:
     """The rows of a pass in the pages of all layers (kernels/paged_rows.py).
 
     A KV cache returns this instead of an attention function where kernels write and read its rows. Earlier positions
-    of a slot have been written, and no two rows share a position of a slot.
+    of a slot have been written. Rows of a slot are adjacent and at consecutive positions, in order, but for rows that
+    pad a call: they share position 0 of an unused slot.
     """
 
     keys: Tensor  # [layers, P, PAGE, KVH, D], in memory in this order or by head

@@ -113,7 +113,7 @@ class PagedCache(Protocol):
         metadata: PrefillMetadata | None = None,
         decode_only: bool = False,
     ) -> Attend:
-        """Attention for rows at positions [N] of slots [N].
+        """Attention for rows at positions [N] of slots [N]; those of a slot are adjacent, in order of position.
 
         max_context: an upper bound on positions + 1, known to the host. metadata: the same rows by slot, required where
         a slot has several; decode_only: no slot has more than one.
