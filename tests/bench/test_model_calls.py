@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from conftest import Loaded
+from polyvox.bench import model_calls
 from polyvox.bench.clients import live_tokens
 from polyvox.bench.engine_client import EngineClient, engine_client
 from polyvox.bench.load import Load
@@ -72,7 +73,10 @@ def test_a_call_counts_each_read_of_a_weight(loaded: Loaded) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
-def test_the_context_is_filled_with_random_keys_and_values(kv_dtype: torch.dtype) -> None:
+def test_the_context_is_filled_with_random_keys_and_values(
+    kv_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_calls, "FILLED_PAGES", 4)  # of 10
     cache = KVCache(KVShape(2, 2, 32), 9, 2, 4, torch.device("cpu"), kv_dtype)
     fill_cache(cache)
     pools = torch.stack([cache.keys, cache.values]).float()

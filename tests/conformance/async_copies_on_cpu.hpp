@@ -5,14 +5,29 @@
 
 static thread_local std::deque<std::vector<std::function<void()>>> groups;
 static thread_local std::vector<std::function<void()>> copies;
-// The row's own scale may be written meanwhile: the copied one is replaced before it is read.
-[[gnu::no_sanitize("thread")]] static uint4 read_early(const void *from) { return *(const uint4 *)from; }
-static void copy_or_clear(unsigned to, const void *from, bool exists) {
+// On a GPU a copy reads between its start and the wait: here it reads at both.
+template <class Read> static void copy_later(unsigned to, Read read) {
   const unsigned at = to & 0xFFFFFF;  // the upper bits are the program's rank in its cluster
   require(at % 16 == 0 && at + 16 <= memory_bytes, "a copy outside of shared memory");
-  copies.push_back([=] { *(uint4 *)(memory + at) = exists ? read_early(from) : uint4{}; });
+  read();
+  copies.push_back([=] {
+    const uint4 values = read();
+    unsigned *const first = (unsigned *)(memory + at);
+    first[0] = values.x, first[1] = values.y, first[2] = values.z, first[3] = values.w;
+  });
+}
+static uint4 read_words(const volatile unsigned *from) { return {from[0], from[1], from[2], from[3]}; }
+static void copy_or_clear(unsigned to, const void *from, bool exists) {
+  copy_later(to, [=] { return exists ? read_words((const unsigned *)from) : uint4{}; });
 }
 static void copy_16_bytes(unsigned to, const void *from) { copy_or_clear(to, from, true); }
+// Of four scales the one of the row itself may be written meanwhile: the copied one is replaced before it is read.
+[[gnu::no_sanitize("thread")]] static uint4 read_scales(const volatile unsigned *from) {
+  return {from[0], from[1], from[2], from[3]};
+}
+static void copy_or_clear(unsigned to, const float *scales, bool exists) {
+  copy_later(to, [=] { return exists ? read_scales((const unsigned *)scales) : uint4{}; });
+}
 static void commit_copies() {
   groups.push_back(copies);
   copies.clear();

@@ -57,8 +57,8 @@ static void require(bool condition, const char *message) {
   }
 }
 
-// Shared memory, NaN at first. It is between pages that no thread may access, as far as addresses reach, and ends where
-// the second ones begin; if it does not begin where the first ones end, that is less than a page away.
+// Shared memory, NaN at first. Before and after it are pages without access, as far as addresses reach. It ends where the
+// second ones begin; before it, less than a page is accessible.
 class SharedMemory {
   static constexpr std::size_t PAGE = 4096, OUTSIDE = 1 << 24;
   std::size_t inside = (memory_bytes + PAGE - 1) / PAGE * PAGE;
@@ -179,6 +179,7 @@ static void launch(int num_programs, int threads, int shared_bytes, Kernel kerne
       });
     for (std::thread &thread : all) thread.join();
   }
+  used_before.clear();
 }
 #define LAUNCH(NAME) LAUNCH_CLUSTERS(NAME, 1)
 #define LAUNCH_CLUSTERS(NAME, SIZE)                                                                                   \

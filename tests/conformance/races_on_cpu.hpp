@@ -13,8 +13,8 @@ void AnnotateIgnoreWritesEnd(const char *, int);
 void __tsan_release(void *);
 void __tsan_acquire(void *);
 }
-// In its scope a function of this folder exchanges registers or changes a barrier: on a GPU that is no access of memory,
-// and an exchange of registers orders none.
+// In its scope a function of this folder exchanges registers or changes a barrier, which ThreadSanitizer does not see: an
+// exchange of registers orders no memory, and `publish` and `observe` say what a barrier orders.
 struct Internal {
   Internal() {
     AnnotateIgnoreSyncBegin(__FILE__, __LINE__);

@@ -6,8 +6,9 @@ and no barrier is between them, whatever the values were in this run. Registers 
 order nothing, as on a GPU (races_on_cpu.hpp). A thread beside the programs stands for the previous launch, so that
 reads and writes before the wait for it are reported, too, if kernels/launch_hazards.py does not allow them.
 
-Not found: a missing wait for a bulk copy or a tensor core product, which complete at once here. Other copies complete
-when they are waited for, so tests of values find a missing wait.
+Not found: a missing wait for tensor core products, or for the copies of wgmma.cuh in groups, which complete at once
+here; a missing fence after a barrier is initialised. Copies of async_copies.cuh complete when they are waited for, so
+tests of values find a missing wait.
 """
 
 import os
@@ -28,18 +29,19 @@ REPORTED = 66  # exit status
 FLAGS = "-fsanitize=thread -g -ftls-model=initial-exec"
 # Of Python and PyTorch, which were compiled without ThreadSanitizer, nothing is reported.
 OPTIONS = f"exitcode={REPORTED} halt_on_error=1 report_signal_unsafe=0 ignore_noninstrumented_modules=1"
-# For each test_…_on_cpu.py, tests with few rows that together reach all barriers.
+# For each test_…_on_cpu.py, tests with few rows that together reach all barriers: pytest's -k, of which each part must
+# select a test.
 CASES = {
     "attention_output": "equal_their_reference and 15",
     "code_draw": "ties_of_first or embeddings or equal_logits",
-    "decode_attention": "equals_its_reference and (positions1 or 5-128)",
+    "decode_attention": "equals_its_reference and positions1 or equals_its_reference and 5-128",
     "history": "equal_their_reference",
     "mid_batch_linear": "5-128 or 16-0",
     "prefetch_linear": "True-5 or equal_their_reference",
     "prefetch_vector": "shape0",
-    "register_linear": "reference and (4 or 17)",
+    "register_linear": "reference and 4 or reference and 17",
     "sample_conv": "2-250",
-    "warp_attention": "equals_its_reference and positions1",
+    "warp_attention": "equals_its_reference and positions1 or equals_its_reference and 1_1 and positions4",
     "wgmma": "96-9-2 or 192-3-2 or 64-192-7 or 64-96-2 or 2-320",
     "wgmma_linear": "40 or 300",
 }
@@ -67,12 +69,16 @@ def test_every_cuda_file_is_among_the_cases() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_cuda_file_has_no_race(name: str, library: str) -> None:
     added = {"OMP_NUM_THREADS": "1", FLAGS_VARIABLE: FLAGS, "LD_PRELOAD": library, "TSAN_OPTIONS": OPTIONS}
-    command = [sys.executable, "-m", "pytest", "-qs", "-p", "no:cacheprovider", "-o", "filterwarnings=ignore"]
+    command = [sys.executable, "-m", "pytest", "-rA", "-qs", "-p", "no:cacheprovider", "-o", "filterwarnings=ignore"]
     made = subprocess.run(
         [*command, str(HERE / f"test_{name}_on_cpu.py"), "-k", f"not compile and ({CASES[name]})"],
         env=os.environ | added, capture_output=True, text=True, timeout=SECONDS,
     )  # fmt: skip
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-6000:]
+    passed = [line.partition("::")[2] for line in made.stdout.splitlines() if line.startswith("PASSED")]
+    for part in CASES[name].split(" or "):
+        assert any(all(word in test for word in part.split(" and ")) for test in passed), (part, passed)
+    assert "SKIPPED" not in made.stdout, made.stdout[-2000:]
 
 
 def run_kernel(kernel: str, folder: Path, flags: str = "") -> subprocess.CompletedProcess[str]:
@@ -80,8 +86,9 @@ def run_kernel(kernel: str, folder: Path, flags: str = "") -> subprocess.Complet
     source, program = folder / "program.cpp", folder / "program"
     begin = "float *const values = (float *)memory; const int thread = threadIdx.x;"
     source.write_text(f"""
-#include "cuda_on_cpu.hpp"
-static float given[32];
+#include "cluster_on_cpu.hpp"
+#include "async_copies_on_cpu.hpp"
+static float given[32], constant[32];
 static void kernel() {{ {begin} {kernel} }}
 int main() {{
   used_before.push_back({{(unsigned char *)given, sizeof given, true}});
@@ -111,6 +118,46 @@ def test_a_missing_wait_for_the_previous_launch_is_found(use: str, before: str, 
     made = run_kernel(f"{before} {use}", tmp_path, FLAGS)
     assert made.returncode == status, made.stderr[-3000:]
     assert ("data race" in made.stderr) == (status == REPORTED)
+
+
+# Each thread copies 16 bytes, or one copies all and a barrier counts them; then threads read what others copied.
+COPY = "if (thread < 8) { copy_16_bytes(thread * 16, constant + thread * 4); commit_copies(); wait_for_copies<0>(); }"
+BULK_COPY = """
+if (thread == 0) init_barrier(512, 1);
+sync_warp();
+if (thread == 0) arrive_expecting(512, 128), copy(0, constant, 128, 512);
+"""
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("copies", "after", "status"),
+    [
+        (COPY, "sync_warp();", 0),
+        (COPY, "", REPORTED),
+        (f"values[thread ^ 1] = 1; {COPY}", "sync_warp();", REPORTED),
+        (BULK_COPY, "wait_barrier(512, 0);", 0),
+        (BULK_COPY, "", REPORTED),
+        (f"values[thread] = 1; {BULK_COPY}", "wait_barrier(512, 0);", 0),
+        (BULK_COPY.replace("sync_warp();", "values[thread] = 1;"), "wait_barrier(512, 0);", REPORTED),
+        (BULK_COPY, "wait_barrier(512, 0); if (thread == 5) copy(0, constant, 128, 512);", REPORTED),
+    ],
+)
+def test_copies_without_a_barrier_are_found(copies: str, after: str, status: int, tmp_path: Path) -> None:
+    made = run_kernel(f"{copies} {after} values[64 + thread] = values[thread ^ 4];", tmp_path, FLAGS)
+    assert made.returncode == status, made.stderr[-3000:]
+    assert ("data race" in made.stderr) == (status == REPORTED)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("before", "status"), [("wait_for_previous();", 0), ("", REPORTED)])
+@pytest.mark.parametrize("copies", [COPY, BULK_COPY])
+def test_copies_of_what_the_previous_launch_writes_are_found(
+    copies: str, before: str, status: int, tmp_path: Path
+) -> None:
+    copies = copies.replace("constant", "given")
+    made = run_kernel(f"{before} {copies}", tmp_path, FLAGS)
+    assert made.returncode == status, made.stderr[-3000:]
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,16 @@ def test_programs_that_need_a_multiprocessor_run_at_a_time(multiprocessors: int)
     assert choose_division(multiprocessors // KV_HEADS, multiprocessors) == RowDivision(16, MAX_WARPS)
 
 
+def test_gpus_with_fewer_multiprocessors_have_smaller_clusters_and_programs() -> None:
+    def chosen(rows: int, multiprocessors: int) -> tuple[int, int]:
+        division = choose_division(rows, multiprocessors)
+        return division.warps, division.splits
+
+    assert [chosen(rows, 132) for rows in (1, 2, 8, 9, 16, 17)] == [(8, 4), (8, 4), (8, 2), (8, 1), (8, 1), (4, 1)]
+    assert [chosen(rows, 114) for rows in (7, 8, 14, 15)] == [(8, 2), (8, 1), (8, 1), (4, 1)]
+    assert [chosen(rows, 16) for rows in (1, 2, 3, 48, 64, 1000)] == [(8, 2), (8, 1), (4, 1), (4, 1), (2, 1), (1, 1)]
+
+
 def test_all_clusters_run_at_a_time_on_an_h200() -> None:
     max_clusters = {2: 66, 4: 30}  # with a program on each multiprocessor, measured
     for count in range(1, 100):

@@ -127,7 +127,7 @@ struct Bisected {
   // A threshold: the upper 16 bits of the count-th largest rank, or fewer of them where exactly `count` ranks reach it;
   // its other bits are zero.
   unsigned found;
-  unsigned above;     // the number of ranks with larger upper bits, unless exactly `count` ranks reach `found`
+  unsigned above;     // the number of ranks with larger upper bits; undefined if `reaching` is `count`
   unsigned reaching;  // the number of ranks that are at least `found`
 };
 

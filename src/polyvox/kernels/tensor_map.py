@@ -36,6 +36,7 @@ class TensorMap:
         assert self.matrix.stride(1) == 1
         assert self.matrix.dtype == torch.bfloat16
         row_bytes = self.matrix.itemsize * self.matrix.stride(0)
+        assert row_bytes % 16 == 0, row_bytes
         return _encode(self.matrix.data_ptr(), rows, columns, row_bytes, self.box_rows, self.promotion)
 
 

@@ -14,7 +14,8 @@ Roundings: those of rotary.py; products and sums in float32; exp(score - running
 the product with the values, and the quotient is rounded once at the end. Of a quantised cache, queries and the
 exponentials times the scales of the values are rounded to float16; keys and values are converted, which is exact, and
 scores are multiplied by the keys' scales. The reduction runs over steps of one page, or two of a quantised cache if a
-program is one warp. A row's bits depend on the row and on `choose_division`.
+program is one warp. A row's bits depend on the row and on `choose_division`, that is on the number of rows and of the
+GPU's multiprocessors.
 Bytes: keys and values of all positions once per row; qkv and the result once.
 Grid: per row and KV head one program, or a cluster of them, of the warps of `choose_division`.
 """
@@ -105,7 +106,10 @@ DIVISIONS = (
 
 
 def choose_division(rows: int, multiprocessors: int) -> RowDivision:
-    """Programs of MAX_WARPS warps are chosen if each has a multiprocessor of its own, so that all run at a time."""
+    """Programs of MAX_WARPS warps are chosen if there is a multiprocessor for each.
+
+    On an H200 all clusters then run at a time; on GPUs with other numbers of multiprocessors that was not measured.
+    """
     return next(
         division
         for division in DIVISIONS
