@@ -116,7 +116,7 @@ def test_the_same_for_a_deterministic_engine() -> None:
 
 @pytest.mark.parametrize(("rows", "name"), [(1, "vector_kernel"), (2, "matrix_kernel")])
 def test_a_product_that_is_read_too_early_is_found(rows: int, name: str) -> None:
-    """It has no scales, squares and gain: the launcher passes the result in their place."""
+    """It has no scales, squares and gain: the launcher passes the result instead."""
     x, weight = (torch.empty(size, 64, dtype=torch.bfloat16, device=META) for size in (rows, 128))
     made: list[Tensor] = []
     plan = choose_plan(rows, weight, gpu=GPUS[90])
