@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 CLIENTS := .conformance/clients/node/.complete \
 	$(patsubst tests/conformance/environments/%.txt,.conformance/clients/%/.complete,$(wildcard tests/conformance/environments/*.txt))
 
-.PHONY: serve quick test soak conformance lint docs golden bench voice-check clean
+.PHONY: serve quick test soak conformance lint docs golden bench gpu voice-check clean
 
 serve: $(VENV)/.runtime  ## start the server with the embedded voice
 	$(BIN)/polyvox serve $(ARGS)
@@ -40,6 +40,9 @@ golden: $(VENV)/.dev  ## run the reference packages and compare the golden files
 
 bench: $(VENV)/.runtime  ## time the model calls (ARGS="--model 1.7B --batch 1,8"); for servers: polyvox bench
 	$(BIN)/polyvox bench engine $(ARGS)
+
+gpu: $(VENV)/.dev  ## check and measure this machine's GPU; the report is build/gpu/report.md (ARGS="--only 1.7B")
+	$(BIN)/python benchmarks/gpu_report.py build/gpu $(ARGS)
 
 voice-check: .voice/.complete  ## word error rate, lengths, pitch and real-time factor of the embedded voice (15 minutes on 2 cores; needs npm)
 	.voice/bin/python -m training.check --asr .voice/package/models/Xenova/whisper-base $(ARGS)

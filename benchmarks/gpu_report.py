@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks and measures the GPU of this machine: all tests and benchmarks that need one, one after the other.
+
+    python benchmarks/gpu_report.py build/gpu [--only doctor,kernels,…] [--seconds 600]
+
+Writes FOLDER/report.md and the output of each step, FOLDER/STEP.log. Ends with status 1 if a step failed. First starts
+compile kernels, which takes a minute or more. Steps:
+
+doctor: what this GPU runs on a plain path, and how many streams its memory holds.
+kernels: tests of the kernels in CUDA C++ (needs pytest).
+parity: the reference's tokens and samples in float32 (needs pytest).
+errors: each kernel against its reference implementation, with times.
+checks: batches, determinism and memory of an engine (benchmarks/gpu_checks.py).
+0.6B, 1.7B: prefill, frame step and codec against the roofline, for each type of the KV cache.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+TAIL = 60  # lines of a step's output in the report
+GIGABYTE = 1e9
+QUERY = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.sm,temperature.gpu"
+QUERY_TIMEOUT = 10.0  # seconds for nvidia-smi
+# Batch sizes by the memory of the GPU in GB: the largest that fit, with a context of 256 positions.
+BATCHES = ((60, "1,8,16,64,512,1024"), (20, "1,8,16,64,256"), (0, "1,8,16,64"))
+MIN_GB_OF_1_7B = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Arguments of Python."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        return " ".join(("python", *self.arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """status: of the process, or None if it was ended after its limit."""
+
+    step: Step
+    status: int | None
+    seconds: float
+    tail: str
+
+    @property
+    def result(self) -> str:
+        return "timed out" if self.status is None else "ok" if self.status == 0 else f"failed ({self.status})"
+
+
+def steps(memory_gb: float) -> list[Step]:
+    """All steps for a GPU with this memory."""
+    tested = sorted((ROOT / "tests/kernels").glob("test_*.py"))
+    files = [str(path.relative_to(ROOT)) for path in tested if "needs_gpu" in path.read_text()]
+    parity = [f"tests/models/test_{name}.py" for name in ("parity", "codec", "model")]
+    batches = next(sizes for least, sizes in BATCHES if memory_gb >= least)
+    made = [
+        Step("doctor", ("-m", "polyvox", "doctor")),
+        Step("kernels", ("-m", "pytest", "-q", *files)),
+        Step("parity", ("-m", "pytest", "-q", *parity, "-k", "float32")),
+        Step("errors", ("benchmarks/kernels.py", "--batch", "1,8,64")),
+        Step("checks", ("benchmarks/gpu_checks.py", "--size", "0.6B")),
+    ]
+    for model, least in (("0.6B", 0), ("1.7B", MIN_GB_OF_1_7B)):
+        for kv_dtype in ("int8", "model") if memory_gb >= least else ():
+            options = ("--kv-dtype", kv_dtype, "--batch", batches, "--context", "256", "--repeats", "15")
+            made.append(Step(f"{model}-{kv_dtype}", ("-m", "polyvox", "bench", "engine", "--model", model, *options)))
+    return made
+
+
+def run(step: Step, folder: Path, seconds: float) -> Outcome:
+    """Runs a step in a process group of its own, which ends with it."""
+    began = time.monotonic()
+    log = folder / f"{step.name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *step.arguments], cwd=ROOT, env=os.environ | {"POLYVOX_TEST_DEVICE": "cuda"},
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL:])
+    return Outcome(step, status, time.monotonic() - began, tail)
+
+
+def machine() -> list[str]:
+    """The GPU, its clocks as found, and the versions of what computes."""
+    found = [f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {sys.version.split()[0]}"]
+    if (command := shutil.which("nvidia-smi")) is not None:
+        query = [command, f"--query-gpu={QUERY}", "--format=csv"]
+        found += subprocess.run(query, capture_output=True, text=True, timeout=QUERY_TIMEOUT).stdout.splitlines()
+    return found
+
+
+def report(about: Sequence[str], outcomes: Sequence[Outcome]) -> str:
+    """The report in Markdown."""
+    lines = ["# GPU report", "", *(f"- {line}" for line in about), "", "| step | result | seconds | command |"]
+    lines += ["|---|---|---|---|"]
+    lines += [f"| {one.step.name} | {one.result} | {one.seconds:.0f} | `{one.step.command}` |" for one in outcomes]
+    for one in outcomes:
+        lines += ["", f"## {one.step.name}", "", "```", one.tail, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="steps, comma-separated; a model's name for all of its steps")
+    parser.add_argument("--seconds", type=float, default=600.0, help="limit of each step")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("torch finds no GPU: run `polyvox doctor`")
+    chosen = steps(torch.cuda.get_device_properties(0).total_memory / GIGABYTE)
+    names = [name for name in given.only.split(",") if name]
+    if unknown := [name for name in names if not any(step.name.startswith(name) for step in chosen)]:
+        sys.exit(f"Invalid value for '--only': {unknown[0]!r} is none of {', '.join(step.name for step in chosen)}")
+    chosen = [step for step in chosen if not names or step.name.startswith(tuple(names))]
+    given.folder.mkdir(parents=True, exist_ok=True)
+    outcomes: list[Outcome] = []
+    for i, step in enumerate(chosen, 1):
+        sys.stdout.write(f"[{i}/{len(chosen)}] {step.name}: {step.command} … ")
+        sys.stdout.flush()
+        outcomes.append(run(step, given.folder, given.seconds))
+        sys.stdout.write(f"{outcomes[-1].result}, {outcomes[-1].seconds:.0f} s\n")
+        # After each step, so that an interrupted run leaves a report.
+        (given.folder / "report.md").write_text(report(machine(), outcomes))
+    sys.stdout.write(f"The report: {given.folder / 'report.md'}\n")
+    sys.exit(any(one.status != 0 for one in outcomes))
+
+
+if __name__ == "__main__":
+    main()
