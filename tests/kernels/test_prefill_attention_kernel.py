@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of prompt rows against its reference implementation, in Triton's interpreter."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.test_attention_kernel import in_float32, some_rows
 from kernels.test_kv_quantize import TYPES, assert_same_cache, quantized
 from kernels.test_layer_kernels import EPS, RotaryCase, random
+from polyvox.kernels import prefill_attention, rotary
 from polyvox.kernels.attention import paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.gpu import GPUS, assume
@@ -18,7 +19,6 @@ from polyvox.kernels.lazy_triton import intercepting_launches
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.prefill_attention import STAGES, STAGES_ALONE, attend_prompts, prompt_attention
 from polyvox.kernels.rotary import (
-    MANY_ROWS,
     HeadRotation,
     RotatedRows,
     rotary_store,
@@ -31,10 +31,13 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 PAGE = 16
 
 
-@pytest.fixture(autouse=True, params=[90, 80], ids=["blocks of 64", "blocks of 32"])
-def _gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    with assume(GPUS[request.param]):
-        yield
+@pytest.fixture(params=[64, 32, 16], ids=lambda size: f"blocks_of_{size}")
+def _block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sizes of blocks, in float32."""
+    monkeypatch.setattr(prefill_attention, "FLOAT32_BLOCK", request.param)
+
+
+each_block = pytest.mark.usefixtures("_block")
 
 
 def prompts(
@@ -70,6 +73,7 @@ def attend(q: Tensor, cache: PagedRows) -> Tensor:
     return attend_prompts(rotated(q, cache), cache)
 
 
+@each_block
 @pytest.mark.parametrize(
     ("parts", "heads", "kv_heads", "dim"),
     [
@@ -87,6 +91,7 @@ def test_prompt_rows_equal_the_reference_and_read_nothing_unwritten(
     torch.testing.assert_close(attend(*given), paged_attention_reference(*given), atol=2e-6, rtol=2e-6)
 
 
+@each_block
 @pytest.mark.parametrize("dtype", [None, torch.int8])
 def test_a_prompt_row_has_the_same_bits_in_another_tile_with_other_slots(dtype: torch.dtype | None) -> None:
     q, cache = prompts([(0, 20), (0, 45), (7, 12)], 4, 2, 32)
@@ -98,6 +103,7 @@ def test_a_prompt_row_has_the_same_bits_in_another_tile_with_other_slots(dtype: 
         assert torch.equal(alone, together[rows])
 
 
+@each_block
 @pytest.mark.parametrize("dtype", [None, *TYPES])
 @pytest.mark.parametrize("first", [1, 63, 64, 65, 130])
 def test_a_prompt_row_has_the_same_bits_if_an_earlier_pass_read_the_first_rows(
@@ -128,6 +134,7 @@ def test_programs_with_a_multiprocessor_each_copy_further_ahead(
     assert launched == [stages]
 
 
+@each_block
 def test_blocks_of_the_pass_are_read_from_its_rows_and_earlier_ones_from_the_cache() -> None:
     q, cache = prompts([(0, 20), (60, 140)], 4, 2, 32)
     rows, expected = rotated(q, cache), attend(q, cache)
@@ -135,12 +142,13 @@ def test_blocks_of_the_pass_are_read_from_its_rows_and_earlier_ones_from_the_cac
     for pages in (cache.tables[0], of_second[64 // PAGE :]):
         cache.keys[pages], cache.values[pages] = torch.nan, torch.nan
     assert torch.equal(attend_prompts(rows, cache), expected)
-    cache.keys[of_second[0]] = torch.nan
+    cache.values[of_second[0]] = torch.nan
     found = attend_prompts(rows, cache)
     assert torch.equal(found[:20], expected[:20])
     assert found[20:].isnan().all()
 
 
+@each_block
 @pytest.mark.parametrize("dtype", [None, *TYPES])
 def test_without_keys_and_values_in_its_rows_a_pass_reads_them_from_the_cache(dtype: torch.dtype | None) -> None:
     q, cache = prompts([(0, 20), (60, 140)], 4, 2, 32)
@@ -171,9 +179,12 @@ def test_rows_of_a_pass_are_read_where_the_gpu_adds_in_the_same_order(
 
 @pytest.mark.parametrize("dtype", [None, torch.int8])
 @pytest.mark.parametrize("by_row", [False, True])
-@pytest.mark.parametrize("size", [20, MANY_ROWS])
-def test_rows_of_a_pass_are_what_the_cache_stores(size: int, by_row: bool, dtype: torch.dtype | None) -> None:
-    given = prompt_case([(3, 3 + size), (0, 7)], 2, 1, 16)
+@pytest.mark.parametrize("many_rows", [27, 28])
+def test_rows_of_a_pass_are_what_the_cache_stores(
+    many_rows: int, by_row: bool, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rotary, "MANY_ROWS", many_rows)
+    given = prompt_case([(3, 23), (0, 7)], 8, 2, 16)
     if dtype is not None:
         given = given._replace(cache=quantized(given.cache, dtype))
     if by_row:
@@ -211,6 +222,7 @@ def test_half_precision_is_rounded_at_the_end() -> None:
     torch.testing.assert_close(attend(*given).float(), wide, atol=2e-3, rtol=2e-3)
 
 
+@each_block
 @pytest.mark.parametrize("dtype", TYPES)
 def test_prompt_rows_over_a_quantised_cache_equal_the_reference(dtype: torch.dtype) -> None:
     q, cache = prompts([(0, 9), (5, 40), (30, 150)], 4, 2, 32)

@@ -13,8 +13,8 @@ another order (SAME_ORDER), all are read from the cache. attention.py reads keys
 of different slots.
 
 Types: those of attention.py.
-Roundings: those of rotary.py, then those of attention.py, in blocks of 64 or 32 positions, by architecture. Rows of the
-pass have the values and scales of the cache, so a row's bits do not depend on how its prompt is divided. A block that a
+Roundings: those of rotary.py, then those of attention.py, in blocks of 64, 32 or 16 positions, by architecture and type.
+Rows of the pass have the values and scales of the cache, so a row's bits do not depend on how its prompt is divided. A block that a
 row does not see adds exact zeros (if it is finite), so they depend on nothing but the row.
 Bytes: those of rotary.py; keys and values of a slot once per tile, from the L2 cache; q and the result once.
 Grid: one program per tile and KV head.
@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 TILE = 64  # query heads of all rows of a tile
-# Positions per iteration, by architecture. With 64, a thread has too many registers on others than sm_90.
-BLOCKS, OTHER_BLOCK = {90: 64}, 32
+# Positions per iteration, by architecture: with 64, a thread has too many registers on others than sm_90. In float32 with
+# 32 or more, all its values are in local memory, 7 KB of them.
+BLOCKS, OTHER_BLOCK, FLOAT32_BLOCK = {90: 64}, 32, 16
 # Architectures whose products add their terms in an order that does not depend on the type that was loaded. On others a
 # thread has other columns of the operands if they were loaded in 8 bits.
 SAME_ORDER = (90, 100)
@@ -74,7 +75,7 @@ def attend_prompts(rotated: RotatedRows, cache: PagedRows) -> Tensor:
     group_block = power_of_2(group)
     tile_rows = max(1, TILE // group_block)
     gpu = gpu_of(out.device)
-    block = BLOCKS.get(gpu.architecture, OTHER_BLOCK)
+    block = FLOAT32_BLOCK if out.dtype == torch.float32 else BLOCKS.get(gpu.architecture, OTHER_BLOCK)
     tiles = -(-rows // tile_rows)
     is_alone = tiles * kv_heads <= gpu.multiprocessors and out.dtype != torch.float32
     prefill_kernel[(tiles, kv_heads)](
