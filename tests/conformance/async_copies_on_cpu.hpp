@@ -12,21 +12,21 @@ template <class Read> static void copy_later(unsigned to, Read read) {
   read();
   copies.push_back([=] {
     const uint4 values = read();
-    unsigned *const first = (unsigned *)(memory + at);
+    Word *const first = (Word *)(memory + at);
     first[0] = values.x, first[1] = values.y, first[2] = values.z, first[3] = values.w;
   });
 }
-static uint4 read_words(const volatile unsigned *from) { return {from[0], from[1], from[2], from[3]}; }
+static uint4 read_words(const volatile Word *from) { return {from[0], from[1], from[2], from[3]}; }
 static void copy_or_clear(unsigned to, const void *from, bool exists) {
-  copy_later(to, [=] { return exists ? read_words((const unsigned *)from) : uint4{}; });
+  copy_later(to, [=] { return exists ? read_words((const Word *)from) : uint4{}; });
 }
 static void copy_16_bytes(unsigned to, const void *from) { copy_or_clear(to, from, true); }
 // Of four scales the one of the row itself may be written meanwhile: the copied one is replaced before it is read.
-[[gnu::no_sanitize("thread")]] static uint4 read_scales(const volatile unsigned *from) {
+[[gnu::no_sanitize("thread")]] static uint4 read_scales(const volatile Word *from) {
   return {from[0], from[1], from[2], from[3]};
 }
 static void copy_or_clear(unsigned to, const float *scales, bool exists) {
-  copy_later(to, [=] { return exists ? read_scales((const unsigned *)scales) : uint4{}; });
+  copy_later(to, [=] { return exists ? read_scales((const Word *)scales) : uint4{}; });
 }
 static void commit_copies() {
   groups.push_back(copies);

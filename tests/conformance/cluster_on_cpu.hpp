@@ -63,8 +63,8 @@ static void wait_barrier(unsigned address, int parity) {
 static void wait_for_cluster(unsigned address) { wait_barrier(address, 0); }
 static void copy(unsigned to, const void *from, int bytes, unsigned barrier) {
   // Word by word: of memcpy, ThreadSanitizer sees nothing (test_races_on_cpu.py).
-  volatile unsigned *const first = (unsigned *)pointer(to, bytes);
-  for (int i = 0; i < bytes / 4; i++) first[i] = ((const volatile unsigned *)from)[i];
+  volatile Word *const first = (Word *)pointer(to, bytes);
+  for (int i = 0; i < bytes / 4; i++) first[i] = ((const volatile Word *)from)[i];
   change_barrier(barrier, 0, -bytes);
 }
 static void send(unsigned to, float value, unsigned barrier) { copy(to, &value, sizeof value, barrier); }

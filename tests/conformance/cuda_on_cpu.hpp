@@ -29,6 +29,7 @@
 #define __maxnreg__(...)
 #define __cluster_dims__(...)
 
+typedef unsigned Word __attribute__((may_alias));  // of bytes of any type
 struct Index {
   unsigned x;
 };

@@ -7,8 +7,8 @@ order nothing, as on a GPU (races_on_cpu.hpp). A thread beside the programs stan
 reads and writes before the wait for it are reported, too, if kernels/launch_hazards.py does not allow them.
 
 Not found: a missing wait for tensor core products, or for the copies of wgmma.cuh in groups, which complete at once
-here; a missing fence after a barrier is initialised. Copies of async_copies.cuh complete when they are waited for, so
-tests of values find a missing wait.
+here; a missing wait for a bulk copy if a later one of the same thread is waited for; a missing fence after a barrier is
+initialised. Copies of async_copies.cuh complete when they are waited for, so tests of values find a missing wait.
 """
 
 import os
