@@ -14,8 +14,8 @@ of different slots.
 
 Types: those of attention.py.
 Roundings: those of rotary.py, then those of attention.py, in blocks of 64, 32 or 16 positions, by architecture and type.
-Rows of the pass have the values and scales of the cache, so a row's bits do not depend on how its prompt is divided. A block that a
-row does not see adds exact zeros (if it is finite), so they depend on nothing but the row.
+Rows of the pass have the values and scales of the cache, so a row's bits do not depend on how its prompt is divided. A
+block that a row does not see adds exact zeros (if it is finite), so they depend on nothing but the row.
 Bytes: those of rotary.py; keys and values of a slot once per tile, from the L2 cache; q and the result once.
 Grid: one program per tile and KV head.
 """
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 TILE = 64  # query heads of all rows of a tile
-# Positions per iteration, by architecture: with 64, a thread has too many registers on others than sm_90. In float32 with
-# 32 or more, all its values are in local memory, 7 KB of them.
+# Positions per iteration, by architecture: with 64, a thread needs too many registers on others than sm_90. In float32
+# with 32 or more, all its values are in local memory, 7 KB of them.
 BLOCKS, OTHER_BLOCK, FLOAT32_BLOCK = {90: 64}, 32, 16
 # Architectures whose products add their terms in an order that does not depend on the type that was loaded. On others a
 # thread has other columns of the operands if they were loaded in 8 bits.
@@ -136,18 +136,9 @@ def prefill_kernel(
         if own > 0:  # without earlier blocks, skip what the loop prepares
             for start in range(0, own, BLOCK):
                 key, value = load_kv_block(
-                    keys + past,
-                    values + past,
-                    table,
-                    start,
-                    stop,
-                    page_stride,
-                    offset_stride,
-                    DIM,
-                    DIM_BLOCK,
-                    PAGE,
-                    BLOCK,
-                )
+                    keys + past, values + past, table, start, stop, page_stride, offset_stride,
+                    DIM, DIM_BLOCK, PAGE, BLOCK,
+                )  # fmt: skip
                 position = start + tl.arange(0, BLOCK)
                 written = position < stop
                 page = tl.load(table + position // PAGE, mask=written, other=0)
