@@ -13,7 +13,7 @@ another order (SAME_ORDER), all are read from the cache. attention.py reads keys
 of different slots.
 
 Types: those of attention.py.
-Roundings: those of rotary.py, then those of attention.py, in blocks of 64, 32 or 16 positions, by architecture and type.
+Roundings: those of rotary.py, then those of attention.py, in blocks of 64, 32 or 16 positions by architecture and type.
 Rows of the pass have the values and scales of the cache, so a row's bits do not depend on how its prompt is divided. A
 block that a row does not see adds exact zeros (if it is finite), so they depend on nothing but the row.
 Bytes: those of rotary.py; keys and values of a slot once per tile, from the L2 cache; q and the result once.
