@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the engine that need a GPU; prints one table.
+"""Checks of the engine that need a GPU; prints one table, and ends with status 1 if a check failed.
 
     python benchmarks/gpu_checks.py [--size 0.6B] [--only rows,solo,storm,layers,memory,vocoder] [--vocoder-device cpu]
 
 rows: within one call size, the output of a stream is bit-identical in any batch and any slot.
 solo: with `deterministic`, streams in a batch of 64 are bit-identical to the same streams alone.
 storm: 1,000 streams started and cancelled at random with `poison_freed`; then a stream gives the same samples again.
-layers: bfloat16 against float32 by layer, and the codec's samples, in dB.
+layers: bfloat16 against float32 by layer, and the codec's samples, in dB; at least MIN_DECIBELS.
 memory: 16 concurrent streams of 30 s: the GPU memory in use, by the driver.
 vocoder: with the vocoder on another device, the same codes, and samples within the float32 tolerance.
 """
@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -31,6 +32,7 @@ from polyvox.engine.pending import PendingAudio
 from polyvox.engine.stream_arrays import Ints
 from polyvox.kernels.pre_norm import PreNorm
 from polyvox.models.layers.transformer import TransformerLayer
+from polyvox.models.protocol import SpeechModel
 from polyvox.models.qwen3_tts.family import FAMILY
 from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.registry import LoadOptions, random_model
@@ -38,28 +40,43 @@ from polyvox.models.request import Request, Sampling
 from polyvox.models.talker_generator import TalkerGeneratorState
 from polyvox.tts import TTS, load
 
-Rows = list[tuple[str, str]]
 DEVICE = torch.device("cuda")
 VOCODER_DEVICE = "cpu"  # of the check `vocoder`
 SAMPLE_TOLERANCE = 1e-4  # relative, in float32
+MIN_DECIBELS = 20.0  # an error of 10 %
 TEXTS = ["Good morning.", "The train leaves at nine.", "Could you say that again, please?", "We ran out of milk."]
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    what: str
+    value: str
+    passed: bool = True
+
+
 @torch.inference_mode()
-def rows(size: str) -> Rows:
+def rows(size: str) -> list[Row]:
     """Two batches of 64 that share 32 streams, in other slots."""
-    model = random_model(size, LoadOptions(DEVICE, torch.bfloat16))
+    same = same_streams(random_model(size, LoadOptions(DEVICE, torch.bfloat16)), 64)
+    what = "rows: streams with the same bits in another batch"
+    return [Row(what, f"{sum(same)} of {len(same)}", all(same))]
+
+
+def same_streams(model: SpeechModel, batch_size: int) -> list[bool]:
+    """Whether codes, inputs and samples of each stream that two batches share have the same bits."""
+    shared, device = batch_size // 2, model.generator.device
     torch.manual_seed(0)
-    inputs = torch.randn(96, model.generator.hidden_size, device="cuda").to(model.generator.dtype)
+    inputs = torch.randn(batch_size + shared, model.generator.hidden_size, device=device).to(model.generator.dtype)
 
     def generate(streams: list[int]) -> dict[int, tuple[torch.Tensor, ...]]:
         """16 frames and their samples of each stream; seed and input belong to the stream, not to its slot."""
-        batch = SyntheticBatch(model, 64, 32, 24, 4)
+        batch = SyntheticBatch(model, batch_size, 32, 24, 4)
+        share_context(batch)
         state = batch.state
         assert isinstance(state, TalkerGeneratorState)
         state.input.copy_(inputs[streams])
-        state.key[:, 0] = torch.tensor(streams, device="cuda")
-        order = torch.randperm(64, device="cuda")
+        state.key[:, 0] = torch.tensor(streams, device=device)
+        order = torch.randperm(batch_size, device=device)
         batch.slots = batch.vocoder_slots = batch.slots[order]
         chunks = []
         for _ in range(4):
@@ -70,9 +87,21 @@ def rows(size: str) -> Rows:
         inverse = torch.argsort(order)
         return {stream: (state.codes[i, :16], state.input[i], samples[inverse[i]]) for i, stream in enumerate(streams)}
 
-    one, other = generate(list(range(64))), generate([*range(95, 31, -1)])
-    same = [all(torch.equal(a, b) for a, b in zip(one[i], other[i], strict=True)) for i in range(32, 64)]
-    return [("rows: streams with the same bits in another batch", f"{sum(same)} of {len(same)}")]
+    one = generate(list(range(batch_size)))
+    other = generate(list(range(batch_size + shared - 1, shared - 1, -1)))
+    pairs = [(one[stream], other[stream]) for stream in range(shared, batch_size)]
+    return [all(torch.equal(a, b) for a, b in zip(*pair, strict=True)) for pair in pairs]
+
+
+def share_context(batch: SyntheticBatch) -> None:
+    """Gives every slot the keys and values of slot 0: a stream has another slot in each batch."""
+    cache = batch.cache
+    for pages in (cache.keys[:, 1:], cache.values[:, 1:]):  # page 0 belongs to no slot
+        by_slot = pages.unflatten(1, (batch.batch, -1))
+        by_slot.copy_(by_slot[:, :1].clone())
+    if cache.scales is not None:
+        by_slot = cache.scales[:, :, 1:].unflatten(2, (batch.batch, -1))
+        by_slot.copy_(by_slot[:, :, :1].clone())
 
 
 def _requests(count: int) -> list[Request]:
@@ -85,17 +114,18 @@ def _synthesise(engine: LocalEngine, requests: list[Request]) -> list[np.ndarray
     return [np.concatenate([chunk.samples for chunk in stream.chunks()]) for stream in streams]
 
 
-def solo(_: str) -> Rows:
+def solo(_: str) -> list[Row]:
     """A batch of 64 against some of its streams alone."""
     with load(device="cuda", config=EngineConfig(max_streams=64, max_queue=64, deterministic=True)) as tts:
         requests = _requests(64)
         together = _synthesise(tts.engine, requests)
         alone = [_synthesise(tts.engine, [requests[i]])[0] for i in range(0, 64, 4)]
     same = sum(np.array_equal(together[4 * i], one) for i, one in enumerate(alone))
-    return [("solo: deterministic streams with the same bits alone and in a batch of 64", f"{same} of {len(alone)}")]
+    what = "solo: deterministic streams with the same bits alone and in a batch of 64"
+    return [Row(what, f"{same} of {len(alone)}", same == len(alone))]
 
 
-def storm(_: str) -> Rows:
+def storm(_: str) -> list[Row]:
     """Streams started and cancelled at random, in slots that are poisoned when freed."""
     rng = random.Random(0)
     with load(device="cuda", config=EngineConfig(max_streams=64, max_queue=2000, poison_freed=True)) as tts:
@@ -112,20 +142,20 @@ def storm(_: str) -> Rows:
         began = time.monotonic()
         while engine.stats()["slots_free"] < 64 and time.monotonic() - began < 10:
             time.sleep(0.001)
-        freed = time.monotonic() - began
+        freed, all_free = time.monotonic() - began, engine.stats()["slots_free"] == 64
         after = _synthesise(engine, _requests(4)[:1])[0]
         stats = engine.stats()
     finished = {name: int(count) for name, count in stats.items() if name.startswith("finished_") and count}
-    same = "the same samples" if np.array_equal(before, after) else "DIFFERENT SAMPLES"
+    same = np.array_equal(before, after)
     return [
-        ("storm: finish reasons of 1,002 streams", str(finished)),
-        ("storm: all slots free after", f"{freed * 1e3:.0f} ms"),
-        ("storm: samples before and after", same),
+        Row("storm: finish reasons of 1,002 streams", str(finished)),
+        Row("storm: all slots free after", f"{freed * 1e3:.0f} ms", all_free),
+        Row("storm: samples before and after", "the same" if same else "different", same),
     ]
 
 
 @torch.inference_mode()
-def layers(size: str) -> Rows:
+def layers(size: str) -> list[Row]:
     """The same weights in bfloat16 and in float32."""
     narrow = FAMILY.random_model(size, DEVICE, torch.bfloat16)
     wide = FAMILY.random_model(size, DEVICE, torch.float32)
@@ -175,11 +205,14 @@ def layers(size: str) -> Rows:
         out = found[name][0]
         return out.reshape(8, -1, out.shape[-1])[same]
 
-    table = [("layers: compared streams (same code 0)", f"{int(same.sum())} of 8")]
+    table = [Row("layers: compared streams (same code 0)", f"{int(same.sum())} of 8", bool(same.any()))]
     for stack, at in (("talker", (0, 6, 13, 20, 27)), ("predictor", (0, 2, 4))):
-        parts = [f"{i}: {_decibels(of_same(f'wide {stack} {i}'), of_same(f'narrow {stack} {i}')):.0f}" for i in at]
-        table.append((f"layers: {stack}, signal to difference in dB after layer", ", ".join(parts)))
-    table.append(("layers: codec, the same codes", f"{_decibels(samples['wide'], samples['narrow']):.0f} dB"))
+        by_layer = {i: _decibels(of_same(f"wide {stack} {i}"), of_same(f"narrow {stack} {i}")) for i in at}
+        parts = ", ".join(f"{i}: {found_db:.0f}" for i, found_db in by_layer.items())
+        passed = min(by_layer.values()) >= MIN_DECIBELS
+        table.append(Row(f"layers: {stack}, signal to difference in dB after layer", parts, passed))
+    codec_db = _decibels(samples["wide"], samples["narrow"])
+    table.append(Row("layers: codec, the same codes", f"{codec_db:.0f} dB", codec_db >= MIN_DECIBELS))
     return table
 
 
@@ -187,7 +220,7 @@ def _decibels(expected: torch.Tensor, found: torch.Tensor) -> float:
     return float(10 * torch.log10(expected.square().mean() / (expected - found).square().mean()))
 
 
-def memory(_: str) -> Rows:
+def memory(_: str) -> list[Row]:
     """0.6B, 16 streams of 375 frames."""
     model = random_model("0.6B", LoadOptions(DEVICE, torch.bfloat16), num_tokens=30)
     with TTS(model, EngineConfig(max_streams=16, context=512)) as tts:
@@ -203,12 +236,12 @@ def memory(_: str) -> Rows:
         free, total = torch.cuda.mem_get_info()
         parts = ", ".join(f"{share.name} {share.size / 1e9:.2f}" for share in engine._runner.memory())
     return [
-        ("memory: 0.6B, 16 streams of 30 s, GB on the GPU in total", f"{(total - free) / 1e9:.2f}"),
-        ("memory: GB of the engine by use", parts),
+        Row("memory: 0.6B, 16 streams of 30 s, GB on the GPU in total", f"{(total - free) / 1e9:.2f}"),
+        Row("memory: GB of the engine by use", parts),
     ]
 
 
-def vocoder(_: str) -> Rows:
+def vocoder(_: str) -> list[Row]:
     """The embedded voice in float32 with the vocoder on the GPU and on VOCODER_DEVICE."""
     found: dict[str, tuple[list[list[int]], list[np.ndarray]]] = {}
     torch.backends.cudnn.allow_tf32 = False  # with TF32 the GPU's convolutions differ from the CPU's by 6e-3
@@ -238,44 +271,46 @@ def vocoder(_: str) -> Rows:
             found[device] = codes, sequential
             assert all(len(samples) for samples in concurrent)
     (codes, samples), (other_codes, other_samples) = found.values()
-    same = "the same" if codes == other_codes else "DIFFERENT"
+    same = codes == other_codes
     error = max(
         float(np.abs(one - other).max() / np.abs(one).max()) if one.shape == other.shape else np.inf
         for one, other in zip(samples, other_samples, strict=True)
     )
-    within = "within" if error < SAMPLE_TOLERANCE else "ABOVE"
+    what = f"vocoder: codes of {len(codes)} frames with the vocoder on {VOCODER_DEVICE}"
+    value = f"{error:.1e}, limit {SAMPLE_TOLERANCE:g}"
     return [
-        (f"vocoder: codes of {len(codes)} frames with the vocoder on {VOCODER_DEVICE}", same),
-        ("vocoder: largest relative difference of samples", f"{error:.1e}, {within} {SAMPLE_TOLERANCE:g}"),
+        Row(what, "the same" if same else "different", same),
+        Row("vocoder: largest relative difference of samples", value, error < SAMPLE_TOLERANCE),
     ]
 
 
-CHECKS: dict[str, Callable[[str], Rows]] = {
+CHECKS: dict[str, Callable[[str], list[Row]]] = {
     "memory": memory, "rows": rows, "solo": solo, "storm": storm, "layers": layers, "vocoder": vocoder,
 }  # fmt: skip
 
 
-def main() -> None:
+def main() -> int:
     global VOCODER_DEVICE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="0.6B", choices=["0.6B", "1.7B"])
-    parser.add_argument("--only", default=",".join(CHECKS))
+    parser.add_argument("--only", default=",".join(CHECKS), help="checks, comma-separated")
     parser.add_argument("--vocoder-device", default=VOCODER_DEVICE, help="device of the check vocoder: cpu or cuda:N")
     given = parser.parse_args()
     VOCODER_DEVICE = given.vocoder_device
-    table: Rows = []
+    table: list[Row] = []
     for name in given.only.split(","):
         began = time.monotonic()
         try:
             table += CHECKS[name](given.size)
         except Exception as error:
             traceback.print_exc()
-            table.append((f"{name}: FAILED", str(error).splitlines()[0][:100]))
-        table.append((f"{name}: took", f"{time.monotonic() - began:.0f} s"))
+            table.append(Row(f"{name}: error", repr(error)[:100], passed=False))
+        table.append(Row(f"{name}: took", f"{time.monotonic() - began:.0f} s"))
         torch.cuda.empty_cache()
-    width = max(len(what) for what, _ in table)
-    sys.stdout.writelines(f"{what:{width}}  {value}\n" for what, value in table)
+    width = max(len(row.what) for row in table)
+    sys.stdout.writelines(f"{row.what:{width}}  {row.value}{'' if row.passed else '  FAILED'}\n" for row in table)
+    return int(not all(row.passed for row in table))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

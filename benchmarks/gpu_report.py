@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks and measures the GPU of this machine: all tests and benchmarks that need one, one after the other.
+"""Checks and measures the GPU of this machine: kernels, parity with the reference, an engine, and model calls.
 
     python benchmarks/gpu_report.py build/gpu [--only doctor,kernels,…] [--seconds 600]
 
-Writes FOLDER/report.md and the output of each step, FOLDER/STEP.log. Ends with status 1 if a step failed. First starts
-compile kernels, which takes a minute or more. Steps:
+Needs the package (`pip install -e .`, or PYTHONPATH=src). Writes FOLDER/report.md and the output of each step,
+FOLDER/STEP.log. Ends with status 1 if a step failed. First starts compile kernels, which takes a minute or more. Steps:
 
 doctor: what this GPU runs on a plain path, and how many streams its memory holds.
-kernels: tests of the kernels in CUDA C++ (needs pytest).
-parity: the reference's tokens and samples in float32 (needs pytest).
-errors: each kernel against its reference implementation, with times.
+kernels: tests of the kernels in CUDA C++ (needs pytest and hypothesis).
+parity: the reference's tokens and samples in float32 (needs pytest and hypothesis).
+errors: the kernels of talker and code predictor against their reference implementations, with times.
 checks: batches, determinism and memory of an engine (benchmarks/gpu_checks.py).
-0.6B, 1.7B: prefill, frame step and codec against the roofline, for each type of the KV cache.
+0.6B, 1.7B: prefill, frame step and codec against the roofline, with a KV cache in int8 and in the model's type.
 """
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,17 +29,19 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 TAIL = 60  # lines of a step's output in the report
+INTERRUPT_TIMEOUT = 10.0  # seconds in which a step that was interrupted prints what it has measured
 GIGABYTE = 1e9
 QUERY = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.sm,temperature.gpu"
 QUERY_TIMEOUT = 10.0  # seconds for nvidia-smi
-# Batch sizes by the memory of the GPU in GB: the largest that fit, with a context of 256 positions.
+# Batch sizes by the memory of the GPU in GB, with a context of 256 positions. 1,024 streams of 1.7B with a KV cache in
+# bfloat16 take 52 GB without graphs and workspaces. A size that does not fit ends its step after the smaller ones.
 BATCHES = ((60, "1,8,16,64,512,1024"), (20, "1,8,16,64,256"), (0, "1,8,16,64"))
 MIN_GB_OF_1_7B = 11
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Arguments of Python."""
+    """One run of Python: `arguments` follow the interpreter."""
 
     name: str
     arguments: tuple[str, ...]
@@ -83,8 +85,8 @@ def steps(memory_gb: float) -> list[Step]:
     return made
 
 
-def run(step: Step, folder: Path, seconds: float) -> Outcome:
-    """Runs a step in a process group of its own, which ends with it."""
+def run(step: Step, folder: Path, seconds: float, interrupt_timeout: float = INTERRUPT_TIMEOUT) -> Outcome:
+    """Runs a step. At its limit it is interrupted; then all that it has started is ended."""
     began = time.monotonic()
     log = folder / f"{step.name}.log"
     with log.open("wb") as output:
@@ -92,14 +94,17 @@ def run(step: Step, folder: Path, seconds: float) -> Outcome:
             [sys.executable, *step.arguments], cwd=ROOT, env=os.environ | {"POLYVOX_TEST_DEVICE": "cuda"},
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+        status: int | None = None
         try:
-            status: int | None = process.wait(seconds)
+            status = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            status = None
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(interrupt_timeout)
         finally:
-            if process.poll() is None:
+            with suppress(ProcessLookupError):  # no process of the group is left
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL:])
     return Outcome(step, status, time.monotonic() - began, tail)
 
@@ -107,10 +112,12 @@ def run(step: Step, folder: Path, seconds: float) -> Outcome:
 def machine() -> list[str]:
     """The GPU, its clocks as found, and the versions of what computes."""
     found = [f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {sys.version.split()[0]}"]
-    if (command := shutil.which("nvidia-smi")) is not None:
-        query = [command, f"--query-gpu={QUERY}", "--format=csv"]
-        found += subprocess.run(query, capture_output=True, text=True, timeout=QUERY_TIMEOUT).stdout.splitlines()
-    return found
+    query = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv"]
+    try:
+        made = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [*found, f"nvidia-smi: {error}"]
+    return [*found, *(made.stdout or f"nvidia-smi: status {made.returncode}: {made.stderr}").splitlines()]
 
 
 def report(about: Sequence[str], outcomes: Sequence[Outcome]) -> str:
@@ -137,6 +144,7 @@ def main() -> None:
         sys.exit(f"Invalid value for '--only': {unknown[0]!r} is none of {', '.join(step.name for step in chosen)}")
     chosen = [step for step in chosen if not names or step.name.startswith(tuple(names))]
     given.folder.mkdir(parents=True, exist_ok=True)
+    about = machine()
     outcomes: list[Outcome] = []
     for i, step in enumerate(chosen, 1):
         sys.stdout.write(f"[{i}/{len(chosen)}] {step.name}: {step.command} … ")
@@ -144,7 +152,7 @@ def main() -> None:
         outcomes.append(run(step, given.folder, given.seconds))
         sys.stdout.write(f"{outcomes[-1].result}, {outcomes[-1].seconds:.0f} s\n")
         # After each step, so that an interrupted run leaves a report.
-        (given.folder / "report.md").write_text(report(machine(), outcomes))
+        (given.folder / "report.md").write_text(report(about, outcomes))
     sys.stdout.write(f"The report: {given.folder / 'report.md'}\n")
     sys.exit(any(one.status != 0 for one in outcomes))
 

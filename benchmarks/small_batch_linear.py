@@ -235,7 +235,7 @@ def main() -> int:
                     line = compare(shape, chosen, options.weight_dtype)
             except Exception as error:
                 failed += 1
-                line = f"FAILED: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+                line = f"FAILED: {' '.join(repr(error).split())[:120]}"
             sys.stdout.write(f"{name:<22}{line}\n")
             sys.stdout.flush()
             torch.cuda.empty_cache()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import pytest
 import torch
@@ -19,8 +19,10 @@ from polyvox.models.qwen3_tts.config import Kind
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.qwen3_tts.synthetic import write_tiny
 from polyvox.tts import EMBEDDED_VOICE, TTS, load
-from server.scripted_llm import ScriptedLLM, scripted_llm
-from server.scripted_stt import ScriptedSTT, scripted_stt
+
+if TYPE_CHECKING:
+    from server.scripted_llm import ScriptedLLM
+    from server.scripted_stt import ScriptedSTT
 
 # The parity tests also run on a GPU: POLYVOX_TEST_DEVICE=cuda.
 DEVICE = os.environ.get("POLYVOX_TEST_DEVICE", "cpu")
@@ -132,26 +134,30 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 @pytest.fixture(scope="module")
-def shared_llm() -> Iterator[ScriptedLLM]:
+def shared_llm() -> "Iterator[ScriptedLLM]":
+    from server.scripted_llm import scripted_llm  # the tests of a GPU run without its web packages
+
     with scripted_llm() as llm:
         yield llm
 
 
 @pytest.fixture
-def llm(shared_llm: ScriptedLLM) -> Iterator[ScriptedLLM]:
+def llm(shared_llm: "ScriptedLLM") -> "Iterator[ScriptedLLM]":
     shared_llm.reset()
     yield shared_llm
     shared_llm.release()
 
 
 @pytest.fixture(scope="module")
-def shared_stt() -> Iterator[ScriptedSTT]:
+def shared_stt() -> "Iterator[ScriptedSTT]":
+    from server.scripted_stt import scripted_stt
+
     with scripted_stt() as stt:
         yield stt
 
 
 @pytest.fixture
-def stt(shared_stt: ScriptedSTT) -> Iterator[ScriptedSTT]:
+def stt(shared_stt: "ScriptedSTT") -> "Iterator[ScriptedSTT]":
     shared_stt.reset()
     yield shared_stt
     shared_stt.release()

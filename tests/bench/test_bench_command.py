@@ -113,6 +113,31 @@ def test_engine_measures_the_peak_of_every_dtype_of_the_model(
     assert set(json.loads(Path("e.json").read_text())["device"]["rates"]) == {"float32", "bfloat16"}
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"), [(torch.OutOfMemoryError("no memory for batch 2"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_engine_prints_the_sizes_before_one_that_fails(
+    error: BaseException,
+    expected: int,
+    bench: Bench,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measured(*_: object) -> Iterator[model_calls.CallTiming]:
+        yield model_calls.CallTiming("frame", 1, 16, 0.01, 0.0123, 0.05, 1, 1, 1, 0.003)
+        raise error
+
+    model = synthetic.random_model(synthetic.tiny_files("custom_voice"), torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(family, "random_model", lambda *_, **__: model)
+    monkeypatch.setattr(model_calls, "measure_calls", measured)
+    try:
+        status = bench("engine", "--model", "0.6B", "--batch", "1,2", "--context", "16")
+    except torch.OutOfMemoryError:
+        status = 1
+    assert status == expected
+    assert "frame\t1\t16\t12.30" in capsys.readouterr().out
+
+
 def test_engine_measures_a_model_with_quantised_weights(
     bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

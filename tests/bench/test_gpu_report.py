@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report about a GPU: its steps, their limits, and what it says of failures."""
 
+import os
+import re
 import subprocess
 import sys
 import time
@@ -22,6 +24,23 @@ def test_steps_run_what_exists() -> None:
         assert all((ROOT / name).is_file() for name in files)
     (kernels,) = (step for step in steps(140) if step.name == "kernels")
     assert len([name for name in kernels.arguments if name.startswith("tests/kernels/")]) >= 10
+
+
+@pytest.mark.slow
+def test_the_programs_of_the_steps_have_their_options() -> None:
+    programs: dict[tuple[str, ...], set[str]] = {}
+    for step in steps(140):
+        names = [argument for argument in step.arguments if argument.startswith("--")]
+        first = step.arguments.index(names[0]) if names else len(step.arguments)
+        if "pytest" not in step.arguments:
+            programs.setdefault(step.arguments[:first], set()).update(names)
+    assert len(programs) == 4
+    for program, options in programs.items():
+        environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
+        command = [sys.executable, *program, "--help"]
+        made = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        assert made.returncode == 0, made.stderr
+        assert all(re.search(rf"{name}\b", made.stdout) for name in options), (program, options)
 
 
 @pytest.mark.parametrize(
@@ -47,17 +66,64 @@ def test_a_step_leaves_its_output_and_status(tmp_path: Path) -> None:
     assert (tmp_path / "one.log").read_text().splitlines() == made.tail.splitlines()
 
 
-def test_a_step_ends_at_its_limit_with_what_it_started(tmp_path: Path) -> None:
-    alive = tmp_path / "alive"
-    child = (
-        f"import pathlib, time\nfor i in range(600): pathlib.Path({str(alive)!r}).write_text(str(i)); time.sleep(0.01)"
-    )
-    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    made = run(python("slow", program), tmp_path, 1.0)
-    assert (made.status, made.result) == (None, "timed out")
-    count = alive.read_text()
-    time.sleep(0.1)
-    assert alive.read_text() == count
+@pytest.mark.parametrize(("last", "result"), [("time.sleep(600)", "timed out"), ("1 / 0", "failed (1)")])
+def test_a_step_ends_with_what_it_started(last: str, result: str, tmp_path: Path) -> None:
+    """At its limit it is interrupted, so that it can print what it has."""
+    pid = tmp_path / "pid"
+    program = f"""
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(2, lambda *_: 0); time.sleep(600)"])
+pathlib.Path({str(pid)!r}).write_text(str(child.pid))
+try:
+    {last}
+except KeyboardInterrupt:
+    print("measured so far", flush=True)
+    time.sleep(600)
+"""
+    made = run(python("slow", program), tmp_path, 5.0, interrupt_timeout=1.0)
+    assert made.result == result
+    assert ("measured so far" in made.tail) == (result == "timed out")
+    started, deadline = int(pid.read_text()), time.monotonic() + 10.0
+    while is_running(started):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """False for a process that has ended, also while its new parent has not waited for it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("exit 3", "nvidia-smi: status 3: "),
+        ("echo no driver >&2; exit 9", "nvidia-smi: status 9: no driver"),
+        ("echo a, b; echo c, d", "c, d"),
+        ("exec sleep 60", "timed out after 0.1 seconds"),
+    ],
+)
+def test_the_machine_is_described_whatever_nvidia_smi_does(
+    program: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{program}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if "sleep" in program:
+        monkeypatch.setattr(gpu_report, "QUERY_TIMEOUT", 0.1)
+    described = gpu_report.machine()
+    assert described[0].startswith("torch ")
+    assert expected in described[-1]
+
+
+def test_without_nvidia_smi_the_report_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "No such file" in gpu_report.machine()[-1]
 
 
 def test_the_report_names_every_step() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
-from paged_pools import by_head
+from paged_pools import by_head, copied
 from polyvox.kernels import page_attention, pair_attention
 from polyvox.kernels.attention import paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention_reference
@@ -108,10 +108,6 @@ def inputs(positions: list[int]) -> tuple[Tensor, HeadRotation, PagedRows]:
     qkv = noise(rows, size + 16, seed=8)[:, :size]  # with a row stride
     cache = PagedRows(keys, values, tables, slots, torch.tensor(positions))
     return qkv, HeadRotation(cos, sin, norms, 1e-6), cache
-
-
-def copied(cache: PagedRows) -> PagedRows:
-    return replace(cache, keys=cache.keys.clone(), values=cache.values.clone())
 
 
 def assert_same_bits(found: PagedRows, expected: PagedRows) -> None:

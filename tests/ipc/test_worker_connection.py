@@ -1,45 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's end of one connection: what is taken from streams, what waits for the ring, and malformed input."""
+"""The engine's end of one connection: what is taken from streams, and what waits for the ring."""
 
 import asyncio
-import os
 import random
-import socket
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from functools import partial
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.held_lock import holding
-from ipc.engine_processes import (
-    RING_SAMPLES,
-    TIMEOUT,
-    RawServer,
-    assert_complete,
-    becomes_true,
-    read,
-    request,
-    stat_becomes,
-)
+from ipc.engine_processes import RING_SAMPLES, TIMEOUT, becomes_true, request
 from ipc.fake_engine import CHUNK_SAMPLES, FakeEngine, FakeStream, chunk_samples, notify_readers
-from ipc.test_messages import EXAMPLES
+from ipc.raw_connection import connected, next_update, submit
 from polyvox.audio.pcm import to_pcm
 from polyvox.engine import preparation
 from polyvox.engine.interface import OnReady
-from polyvox.engine.key_counts import KeyCounts
-from polyvox.engine.preparation import PreparationPool
 from polyvox.ipc import messages, worker_connection
 from polyvox.ipc.audio_ring import AudioRing, create_shared_memory
-from polyvox.ipc.client import AsyncRemoteEngine
-from polyvox.ipc.endpoint import connect
-from polyvox.ipc.supervisor import EngineProcess
-from polyvox.ipc.worker_connection import MAX_STATS_REQUESTS, WorkerConnection
+from polyvox.ipc.worker_connection import MAX_STATS_REQUESTS
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import Request
 
@@ -59,38 +39,6 @@ class BufferedStream(FakeStream):
 class BufferedEngine(FakeEngine):
     def submit(self, request: Request, on_ready: OnReady | None = None) -> FakeStream:  # noqa: ARG002
         return BufferedStream(self, request)
-
-
-@asynccontextmanager
-async def connected(
-    engine: FakeEngine, ring_samples: int = 0, max_pending: int = 100, file: int | None = None
-) -> AsyncIterator[tuple[WorkerConnection, RawServer]]:
-    """A connection, and the server at its other end. file: memory of its ring, instead of new memory."""
-    here, there = socket.socketpair()
-    file = create_shared_memory(ring_samples) if file is None else file
-    pool = PreparationPool(max_pending=max_pending)
-    connection = WorkerConnection(engine, pool, KeyCounts(), AudioRing(file), TIMEOUT)
-    os.close(file)
-    server = RawServer()
-    await connection.frames.start(here)
-    await server.frames.start(there)
-    try:
-        yield connection, server
-    finally:
-        connection.close()
-        await server.disconnected()
-        pool.close()
-        await asyncio.to_thread(engine.close)
-
-
-def submit(id: int, asked: Request, credit: int) -> messages.Submit:
-    return messages.Submit(id, msgspec.Raw(messages.encode(asked)), credit)
-
-
-async def next_update(server: RawServer) -> messages.Update:
-    update = await server.update()
-    assert update is not None
-    return update
 
 
 class SteppedEngine(FakeEngine):
@@ -445,70 +393,3 @@ async def test_requests_beyond_the_preparation_queue_are_rejected(monkeypatch: p
         assert reply.error_type == "Overloaded"
         assert reply.id == 20
         proceed.set()
-
-
-# Malformed input
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        messages.Consumed(10**6, {}),  # never written
-        messages.ReleaseKey("never acquired"),
-        messages.AppendText(0, "before the stream is accepted"),
-    ],
-    ids=lambda message: type(message).__name__,
-)
-async def test_a_message_that_breaks_the_protocol_ends_the_connection(
-    bad: messages.Message, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_connection, "MAX_INLINE_BYTES", 0)  # a thread accepts the stream, later
-    async with connected(FakeEngine(), RING_SAMPLES) as (connection, server):
-        server.send(submit(0, request(1, chunks=1_000_000), credit=0))
-        server.send(bad)
-        await server.disconnected()
-        assert connection.frames.closed
-
-
-async def test_a_stream_id_cannot_be_used_twice() -> None:
-    async with connected(FakeEngine(), RING_SAMPLES) as (_, server):
-        for _ in range(2):
-            server.send(submit(0, request(1, chunks=1_000_000), credit=0))
-        await server.disconnected()
-
-
-def random_frames(chance: random.Random) -> bytes:
-    """Whole, mutated, cut and random frames, and lengths that are too large."""
-    data = b""
-    for _ in range(chance.randrange(1, 8)):
-        frame = bytearray(messages.encode(chance.choice(EXAMPLES)))
-        for _ in range(chance.randrange(3)):
-            frame[chance.randrange(len(frame))] = chance.randrange(256)
-        if chance.random() < 0.2:
-            frame = bytearray(chance.randbytes(chance.randrange(60)))
-        length = len(frame) if chance.random() < 0.9 else chance.randrange(2**32)
-        data += length.to_bytes(4) + frame
-    return data
-
-
-async def test_malformed_frames_end_nothing_but_their_own_connection(
-    process: EngineProcess, engine: AsyncRemoteEngine
-) -> None:
-    chance, pid = random.Random(16), process.pid
-    mine = await engine.submit(request(1, text="one", live=True))
-    for _ in range(300):
-        connection, ring = await connect(process.endpoint)
-        connection.setblocking(True)
-        await asyncio.to_thread(partial(send_ignoring_errors, connection, random_frames(chance)))
-        connection.close()
-        ring.close()
-    mine.append("two three")
-    mine.finish_text()
-    assert_complete(await read(mine), seed=1, count=3)
-    await stat_becomes(engine, "streams", 0)
-    assert process.pid == pid
-
-
-def send_ignoring_errors(connection: socket.socket, data: bytes) -> None:
-    with suppress(OSError):  # the engine has closed it
-        connection.sendall(data)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
+from gpu_only import needs_gpu
 from paged_pools import by_head
-from polyvox.kernels import attention_output
+from polyvox.kernels import attention_output, prefetch_vector
 from polyvox.kernels.attention_output import DIM, HEADS, KV_HEADS, PAGE
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.decode_attention import rotary_attention_reference
@@ -21,11 +22,11 @@ from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.launches import META
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.pre_norm import Norm
+from polyvox.kernels.products import PROGRAMS
 from polyvox.kernels.quantized_matrix import quantize_matrix
 from polyvox.kernels.rotary import HeadRotation
 from polyvox.kernels.small_batch_linear import project_add_reference
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 PREDICTOR, TALKER = 1024, 2048  # outputs of the projection
 
 
@@ -87,7 +88,7 @@ def test_quantised_weights_and_caches_and_heads_without_norms_are_not_supported(
     assert not attention_output.supports(qkv, replace(turned, norms=None), pages, weight)
 
 
-@needs_gpu
+@needs_gpu(prefetch_vector.ARCHITECTURES, PROGRAMS)
 @pytest.mark.parametrize("position", [0, 5, 15])
 def test_attention_and_its_projection_equal_their_reference_on_a_gpu(position: int) -> None:
     torch.manual_seed(0)

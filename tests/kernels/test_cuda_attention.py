@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
-from paged_pools import by_head
+from gpu_only import needs_gpu
+from paged_pools import by_head, copied
 from polyvox.kernels import page_attention, pair_attention
 from polyvox.kernels.attention import paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
@@ -20,7 +21,6 @@ from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 DIM, PAGE, KV_HEADS = 128, 16, 8
 Inputs = tuple[Tensor, HeadRotation, PagedRows]
 
@@ -52,10 +52,6 @@ def inputs(rows: int, pages: int, device: str, dtype: torch.dtype = torch.bfloat
     tables_of_angles = [noise(pages * PAGE, dim) for _ in range(2)]
     rotation = HeadRotation(tables_of_angles[0], tables_of_angles[1], (noise(dim), noise(dim)), 1e-6)
     return noise(rows, 4 * KV_HEADS * dim), rotation, cache
-
-
-def copied(cache: PagedRows) -> PagedRows:
-    return replace(cache, keys=cache.keys.clone(), values=cache.values.clone())
 
 
 def supported(given: Inputs, architecture: int = 90) -> bool:
@@ -104,7 +100,7 @@ def test_pairs_in_bfloat16_are_supported_on_hopper() -> None:
     assert not pair_attention.supports(*inputs(4, 1, "meta", dim=64))
 
 
-@needs_gpu
+@needs_gpu(pair_attention.ARCHITECTURES)
 @pytest.mark.parametrize("streams", [1, 5, 64, 300])
 def test_attention_of_pairs_equals_its_reference(streams: int) -> None:
     qkv, rotation, cache = pairs(streams, DEVICE)
@@ -116,7 +112,7 @@ def test_attention_of_pairs_equals_its_reference(streams: int) -> None:
     assert torch.equal(cache.values, expected_cache.values)
 
 
-@needs_gpu
+@needs_gpu(page_attention.ARCHITECTURES)
 @pytest.mark.parametrize("rows", [1, 8, 64, 128])
 def test_attention_over_a_page_equals_its_reference(rows: int) -> None:
     qkv, rotation, given = inputs(rows, 1, DEVICE)

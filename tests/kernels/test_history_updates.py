@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
+from gpu_only import needs_gpu
 from polyvox.kernels import history
 from polyvox.kernels.conv import update_history_reference
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.launches import Launch, record_launches
-
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_one_launch_is_listed() -> None:
     assert record_launches([call], GPUS[90]) == [Launch("history.cu:90", "", 90)]
 
 
-@needs_gpu
+@needs_gpu(GPUS)
 def test_all_histories_equal_their_reference() -> None:
     slots, updates, pairs = torch.tensor([3, 0], device=DEVICE), history.HistoryUpdates(), []
     for columns, past_columns, channels in ((5, 6, 96), (6, 6, 32), (20, 54, 64), (9, 1, 1536), (70, 64, 32)):

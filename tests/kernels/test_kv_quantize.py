@@ -4,34 +4,22 @@
 Kernels that write float8 are compared on a GPU only (benchmarks/kernels.py): Triton's interpreter rounds wrongly.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.test_attention_kernel import case
 from kernels.test_layer_kernels import decode_case, rotary_case
+from paged_pools import quantized
 from polyvox.kernels.attention import paged_attention, paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
 from polyvox.kernels.gpu import GPUS
-from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import dequantize_rows, quantize_rows, supports
 from polyvox.kernels.rotary import rotary_store, rotary_store_reference
 
 TYPES = (torch.int8, torch.float8_e4m3fn)
 types = pytest.mark.parametrize("dtype", TYPES)
-
-
-def quantized(cache: PagedRows, dtype: torch.dtype) -> PagedRows:
-    """A copy of the cache in this type; what is NaN has a scale of NaN."""
-    pools, scales = [], []
-    for pool in (cache.keys, cache.values):
-        made, scale = quantize_rows(pool.nan_to_num(1.0), dtype)
-        pools.append(made)
-        scales.append(scale.masked_fill(pool[..., 0].isnan(), torch.nan).transpose(1, 2).contiguous())
-    return replace(cache, keys=pools[0], values=pools[1], scales=KVScales(*scales))
 
 
 def noise_db(x: Tensor, dtype: torch.dtype) -> float:

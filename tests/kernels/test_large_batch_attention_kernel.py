@@ -7,8 +7,9 @@ A cache of float8 is written on a GPU only (benchmarks/kernels.py): Triton's int
 import pytest
 import torch
 
-from kernels.test_kv_quantize import assert_close_by_steps, assert_same_cache, quantized
+from kernels.test_kv_quantize import assert_close_by_steps, assert_same_cache
 from kernels.test_layer_kernels import CLOSE, assert_close, assert_close_caches, decode_case
+from paged_pools import quantized
 from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.large_batch_attention import launch, supports
 from polyvox.kernels.paged_rows import PagedRows

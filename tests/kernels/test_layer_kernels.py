@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from paged_pools import copied
 from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
 from polyvox.kernels.gpu import GPUS, assume
-from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.rotary import HeadRotation, rotary_store, rotary_store_reference
@@ -81,14 +81,7 @@ class RotaryCase(NamedTuple):
 
     def copied(self) -> "RotaryCase":
         """With a copy of the cache, which a call changes."""
-        scales = self.cache.scales
-        cache = replace(
-            self.cache,
-            keys=self.cache.keys.clone(),
-            values=self.cache.values.clone(),
-            scales=None if scales is None else KVScales(scales.keys.clone(), scales.values.clone()),
-        )
-        return self._replace(cache=cache)
+        return self._replace(cache=copied(self.cache))
 
     def reversed(self) -> "RotaryCase":
         """The rows in the opposite order."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
+from gpu_only import needs_gpu
 from polyvox.kernels import mid_batch_linear
 from polyvox.kernels.gpu import GPUS, Gpu, assume
 from polyvox.kernels.launches import META
@@ -21,7 +22,6 @@ from polyvox.kernels.products import ADD, GATED, PLAIN, PROGRAMS
 from polyvox.kernels.quantized_matrix import quantize_matrix
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 DTYPE = torch.bfloat16
 QKV, GATE = (4096, 1024), (6144, 1024)  # of the predictor
 RESERVED = 1 << 10  # bytes of shared memory that each program of a multiprocessor has in addition
@@ -97,7 +97,7 @@ def test_other_shapes_kinds_and_types_are_not_supported() -> None:
     assert not mid_batch_linear.supports(torch.ones(32, 1024).bfloat16(), rows(*QKV), PLAIN)
 
 
-@needs_gpu
+@needs_gpu((mid_batch_linear.ARCHITECTURE,), PROGRAMS)
 @pytest.mark.parametrize(("shape", "count"), list(product(DIVISIONS, [2, 9, 16, 17, 32, 33, 64])))
 def test_products_equal_their_reference_on_a_gpu(shape: tuple[int, int, int], count: int) -> None:
     kind, height, inputs = shape

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
+from gpu_only import needs_gpu
 from polyvox.kernels import prefetch_linear
 from polyvox.kernels.gpu import GPUS, Gpu, assume
 from polyvox.kernels.launches import META, Launch, record_launches
@@ -21,7 +22,6 @@ from polyvox.kernels.products import ADD, GATED, PLAIN, PROGRAMS
 from polyvox.kernels.quantized_matrix import quantize_matrix
 from polyvox.kernels.small_batch_linear import project, project_add, project_add_reference, project_reference
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 DTYPE = torch.bfloat16
 QKV, OUT, GATE = (4096, 1024), (1024, 2048), (6144, 1024)  # of the predictor
 
@@ -97,7 +97,7 @@ def test_products_are_one_compilation() -> None:
     assert record_launches(calls, GPUS[90]) == [Launch("prefetch_linear.cu:90", "", 90)]
 
 
-@needs_gpu
+@needs_gpu(prefetch_linear.ARCHITECTURES, PROGRAMS)
 @pytest.mark.parametrize(("shape", "count"), list(product(DIVISIONS, [2, 5, 8])))
 def test_products_equal_their_reference_on_a_gpu(shape: tuple[int, int, int], count: int) -> None:
     kind, height, inputs = shape

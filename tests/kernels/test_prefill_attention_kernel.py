@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels.test_attention_kernel import in_float32, some_rows
-from kernels.test_kv_quantize import TYPES, assert_same_cache, quantized
+from kernels.test_kv_quantize import TYPES, assert_same_cache
 from kernels.test_layer_kernels import EPS, RotaryCase, random
+from paged_pools import quantized
 from polyvox.kernels import prefill_attention, rotary
 from polyvox.kernels.attention import paged_attention_reference
 from polyvox.kernels.decode_attention import rotary_attention_reference

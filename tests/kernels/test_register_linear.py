@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
+from gpu_only import needs_gpu
 from polyvox.kernels import register_linear
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.launches import META, Launch, record_launches
@@ -19,7 +20,6 @@ from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.quantized_matrix import quantize_matrix
 from polyvox.kernels.small_batch_linear import project, project_add, project_add_reference, project_reference
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 DTYPE = torch.float16
 QKV, ADDED, GATED = (3072, 512), (512, 1024), (2048, 512)  # o and down have the same shape
 SHAPES = [QKV, ADDED, GATED]
@@ -89,7 +89,7 @@ def test_a_row_tile_holds_all_supported_rows() -> None:
         assert count <= register_linear.row_tiles(count) * register_linear.ROW_TILE
 
 
-@needs_gpu
+@needs_gpu(register_linear.ARCHITECTURES)
 @pytest.mark.parametrize(("shape", "count"), list(product(SHAPES, [1, 2, 5, 8, 31, 32])))
 def test_products_equal_their_reference_on_a_gpu(shape: tuple[int, int], count: int) -> None:
     height, inputs = shape

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
+from gpu_only import needs_gpu
 from polyvox.kernels import sample_conv
 from polyvox.kernels.conv import PackedConv, pack_conv
 from polyvox.kernels.gpu import GPUS, assume
@@ -18,7 +19,6 @@ from polyvox.kernels.launches import META, Launch, record_launches
 from polyvox.models.layers.conv_decoder import SampleConv
 from polyvox.models.layers.decoder_pass import DecoderPass
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 MAX_ERROR = 1e-5  # by the order of the sums
 
 
@@ -60,7 +60,7 @@ def test_the_last_layer_is_one_launch() -> None:
     assert listed == [Launch("sample_conv.cu:90", "", 90)]
 
 
-@needs_gpu
+@needs_gpu(GPUS)
 @pytest.mark.parametrize(("batch", "columns"), [(1, 1920), (3, 7680), (90, 480), (2, 250), (2, 6)])
 def test_samples_equal_their_reference(batch: int, columns: int) -> None:
     torch.manual_seed(0)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
+from gpu_only import needs_gpu
 from polyvox.kernels import cuda_source, wgmma_conv
 from polyvox.kernels.conv import (
     PackedConv,
@@ -41,7 +42,6 @@ from polyvox.kernels.wgmma_conv import (
 
 MAX_ERROR_DB = -60.0
 SLOTS = 4
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -208,7 +208,7 @@ def test_the_source_compiles_without_a_gpu(tmp_path: Path) -> None:
     assert "serialized" not in made.stderr  # products that wait for each other
 
 
-@needs_gpu
+@needs_gpu((wgmma_conv.ARCHITECTURE,))
 @pytest.mark.parametrize("channels", UNIT_CHANNELS)
 @pytest.mark.parametrize("dilation", [1, 3, 9])
 @pytest.mark.parametrize("batch", [1, 3, 90])
@@ -234,7 +234,7 @@ def test_a_residual_unit_equals_its_reference(channels: int, dilation: int, batc
     assert torch.equal(state[batch], unused)
 
 
-@needs_gpu
+@needs_gpu((wgmma_conv.ARCHITECTURE,))
 @pytest.mark.parametrize(
     ("inputs", "outputs", "taps", "dilation", "rate", "add"),
     [(384, 384, 7, 9, 1, False), (768, 768, 1, 1, 1, True), (192, 96, 2, 1, 4, False), (384, 192, 2, 1, 4, False)],
@@ -262,7 +262,7 @@ def test_a_large_convolution_equals_its_reference(
     assert error_db(active, snake_reference(expected, *(part.double() for part in snake))) < MAX_ERROR_DB
 
 
-@needs_gpu
+@needs_gpu((wgmma_conv.ARCHITECTURE,))
 @pytest.mark.parametrize("batch", [1, 3, 90])
 def test_the_last_upsampling_equals_its_reference(batch: int) -> None:
     packed, weight, bias = layer(192, 96, 2, rate=3)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from conftest import DEVICE
+from gpu_only import needs_gpu
 from polyvox.kernels import wgmma_linear
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.launch_overlap import LARGE_BATCHES, overlap
@@ -22,9 +23,9 @@ from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
 from polyvox.kernels.products import ADD, GATED, PLAIN
 from polyvox.kernels.quantized_matrix import quantize_matrix
 from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
+from polyvox.kernels.wgmma_conv import ARCHITECTURE
 from polyvox.kernels.wgmma_linear import TILES, choose_tile
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="runs on a GPU only: POLYVOX_TEST_DEVICE=cuda")
 DTYPE = torch.bfloat16
 # Matrices of talker and predictor of 1.7B, by kind.
 SHAPES = {
@@ -123,7 +124,7 @@ def test_every_supported_matrix_has_a_tile_that_fits(kind: int) -> None:
             assert tile.stages * wgmma_linear.DEPTH <= wgmma_linear.MIN_INPUTS
 
 
-@needs_gpu
+@needs_gpu((ARCHITECTURE,))
 @pytest.mark.parametrize(
     ("kind", "shape", "count"),
     [(kind, shape, count) for kind, shapes in SHAPES.items() for shape, count in product(shapes, [65, 300, 512])],

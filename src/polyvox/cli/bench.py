@@ -240,6 +240,7 @@ def engine(
 
         from polyvox.bench import model_calls, render
     timings: list[model_calls.CallTiming] = []
+    failure: BaseException | None = None
     with ExitStack() as stack:
         loaded = _load_model(model, device, dtype, kv_dtype, weight_dtype, stack)
         with console.status("Measuring the device …"):
@@ -251,9 +252,14 @@ def engine(
         calls_per_context = 3 if graphs and on_gpu else 2
         with progress_bar() as bar:
             task = bar.add_task("Timing …", total=len(batches) * (calls_per_context * len(contexts) + 1))
-            for timing in model_calls.measure_calls(loaded, batches, contexts, repeats, codec_frames, peaks, graphs):
-                timings.append(timing)
-                bar.update(task, advance=1, description=f"{timing.call}, batch {timing.batch}")
+            try:
+                for timing in model_calls.measure_calls(
+                    loaded, batches, contexts, repeats, codec_frames, peaks, graphs
+                ):
+                    timings.append(timing)
+                    bar.update(task, advance=1, description=f"{timing.call}, batch {timing.batch}")
+            except (Exception, KeyboardInterrupt) as error:  # raised after the figures of the calls before it
+                failure = error
         frame_seconds = loaded.vocoder.samples_per_frame / loaded.vocoder.sample_rate
         memory = torch.cuda.max_memory_allocated(loaded.generator.device) if on_gpu else None
     written = model_calls.to_json(timings, peaks)
@@ -274,6 +280,8 @@ def engine(
     for path in plot or ():
         render.write(path, "Engine benchmark", model_calls.call_plots(timings), [(model_calls.HEADINGS, rows)], [title])
         console.print(f"Plots written to {path}", soft_wrap=True)
+    if failure is not None:
+        raise failure
 
 
 def _type_names(model: "SpeechModel") -> dict[str, str]:
