@@ -10,6 +10,7 @@ doctor: what this GPU runs on a plain path, and how many streams its memory hold
 kernels: tests of the kernels in CUDA C++ (needs pytest and hypothesis).
 parity: the reference's tokens and samples in float32 (needs pytest and hypothesis).
 errors: the kernels of talker and code predictor against their reference implementations, with times.
+prompts: the same for attention of prompts of several blocks, in one pass and divided.
 checks: batches, determinism and memory of an engine (benchmarks/gpu_checks.py).
 0.6B, 1.7B: prefill, frame step and codec against the roofline, with a KV cache in int8 and in the model's type.
 """
@@ -76,6 +77,7 @@ def steps(memory_gb: float) -> list[Step]:
         Step("kernels", ("-m", "pytest", "-q", *files)),
         Step("parity", ("-m", "pytest", "-q", *parity, "-k", "float32")),
         Step("errors", ("benchmarks/kernels.py", "--batch", "1,8,64")),
+        Step("prompts", ("benchmarks/kernels.py", "--only", "prompts", "--prompt", "200", "--batch", "1,8")),
         Step("checks", ("benchmarks/gpu_checks.py", "--size", "0.6B")),
     ]
     for model, least in (("0.6B", 0), ("1.7B", MIN_GB_OF_1_7B)):

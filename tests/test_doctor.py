@@ -122,7 +122,7 @@ def test_memory_needs_match_the_published_files() -> None:
 
 def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     free = 24_000_000_000
-    device = SimpleNamespace(name="A GPU", major=7, minor=5)
+    device = SimpleNamespace(name="A GPU", major=7, minor=5, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
@@ -168,6 +168,10 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     finding = one("gpus")
     assert finding.state == "ok"
     assert "all kernels on their fast paths" in finding.message
+    device.multi_processor_count = 114  # an H100 PCIe
+    message = one("gpus").message
+    assert message.count("needs compute capability 9.0 exactly, 128 multiprocessors and NVRTC") == 3
+    assert "decode attention" not in message
     small, large, omni = doctor.models()
     plan = doctor.model_needs("1.7B", torch.bfloat16, gpu=True).plan(free).config
     assert (small.state, large.state, omni.state) == ("ok", "ok", "ok")

@@ -75,7 +75,8 @@ def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: p
     expected["KV cache and weights in int8"] = [*marks(int8), ""]
     expected["shared memory per program, KB"] = [*(str(gpu.shared >> 10) for gpu in GPUS.values()), ""]
     blocks = [prefill_attention.BLOCKS.get(architecture, prefill_attention.OTHER_BLOCK) for architecture in GPUS]
-    expected["positions per block in prefill attention"] = [*map(str, blocks), ""]
+    float32 = prefill_attention.FLOAT32_BLOCK
+    expected[f"positions per block in prefill attention (float32: {float32})"] = [*map(str, blocks), ""]
     assert rows == expected
 
 

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// What async_copies.cuh needs of the hardware, for a CPU. Copies happen when they are waited for.
+// What async_copies.cuh needs of the hardware, for a CPU. Copies happen when they are waited for; each must be.
 #include <deque>
 #include <functional>
 
-static thread_local std::deque<std::vector<std::function<void()>>> groups;
-static thread_local std::vector<std::function<void()>> copies;
-// On a GPU a copy reads between its start and the wait: here it reads at both.
+typedef std::vector<std::function<void()>> Copies;
+static thread_local struct Pending {
+  std::deque<Copies> groups;
+  Copies started;
+  ~Pending() {  // at the end of the thread
+    for (const Copies &group : groups) require(group.empty(), "a copy was not waited for");
+    require(started.empty(), "a copy is in no group");
+  }
+} pending;
+// On a GPU a copy reads and writes between its start and the wait: here at both. At the start it writes ones.
 template <class Read> static void copy_later(unsigned to, Read read) {
   const unsigned at = to & 0xFFFFFF;  // the upper bits are the program's rank in its cluster
   require(at % 16 == 0 && at + 16 <= memory_bytes, "a copy outside of shared memory");
   read();
-  copies.push_back([=] {
+  volatile Word *const first = (Word *)(memory + at);
+  for (int i = 0; i < 4; i++) first[i] = ~0u;
+  pending.started.push_back([=] {
     const uint4 values = read();
-    Word *const first = (Word *)(memory + at);
     first[0] = values.x, first[1] = values.y, first[2] = values.z, first[3] = values.w;
   });
 }
@@ -29,10 +37,10 @@ static void copy_or_clear(unsigned to, const float *scales, bool exists) {
   copy_later(to, [=] { return exists ? read_scales((const Word *)scales) : uint4{}; });
 }
 static void commit_copies() {
-  groups.push_back(copies);
-  copies.clear();
+  pending.groups.push_back(pending.started);
+  pending.started.clear();
 }
 template <int MAX_PENDING> static void wait_for_copies() {
-  for (; groups.size() > MAX_PENDING; groups.pop_front())
-    for (const auto &copy : groups.front()) copy();
+  for (; pending.groups.size() > MAX_PENDING; pending.groups.pop_front())
+    for (const auto &copy : pending.groups.front()) copy();
 }

@@ -17,7 +17,7 @@ import pytest
 from polyvox.kernels.gpu import GPUS
 from polyvox.models.registry import published_sizes
 
-PROGRAM = Path(__file__).parents[1] / "kernels" / "compiling.py"
+TESTS = Path(__file__).parents[1]
 MAX_STREAMS = 2048  # the default on a large GPU
 TIMEOUT = 3600.0  # seconds for an architecture: about 6 minutes of one core
 
@@ -25,7 +25,8 @@ TIMEOUT = 3600.0  # seconds for an architecture: about 6 minutes of one core
 def compile_launches(architecture: int) -> "subprocess.CompletedProcess[str]":
     command = [
         sys.executable,
-        str(PROGRAM),
+        "-m",
+        "kernels.compiling",
         "--gpu",
         str(architecture),
         "--model",
@@ -34,7 +35,7 @@ def compile_launches(architecture: int) -> "subprocess.CompletedProcess[str]":
         str(MAX_STREAMS),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    return subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
 
 
 @pytest.fixture(scope="module")

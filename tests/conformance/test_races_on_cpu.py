@@ -41,7 +41,8 @@ CASES = {
     "prefetch_vector": "shape0",
     "register_linear": "reference and 4 or reference and 17",
     "sample_conv": "2-250",
-    "warp_attention": "equals_its_reference and positions1 or equals_its_reference and 1_1 and positions4",
+    "warp_attention": "equals_its_reference and positions1 or equals_its_reference and 1_1 and positions4"
+    " or equals_its_reference and 8_2 and positions3 and dtype0",
     "wgmma": "96-9-2 or 192-3-2 or 64-192-7 or 64-96-2 or 2-320",
     "wgmma_linear": "40 or 300",
 }

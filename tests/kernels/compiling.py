@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile every kernel launch of an engine for GPUs that are not present; run as a separate program.
 
-    python tests/kernels/compiling.py --gpu 80,90 --model 1.7B --streams 64
+    cd tests && python -m kernels.compiling --gpu 80,90 --model 1.7B --streams 64
 
-A launch must fit the architecture's shared memory and registers. Prints a line per GPU and kernel.
+A launch must fit the architecture's shared memory and registers, and add in the order that order_of_sums.py requires.
+Prints a line per GPU and kernel.
 """
 
 import argparse
@@ -15,26 +16,36 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import torch
 import triton
+from torch import Tensor
 
-from polyvox.engine.config import EngineConfig
+from kernels.order_of_sums import RotaryOrders, assert_order_of_loops
+from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.generator_runner import GeneratorRunner
 from polyvox.engine.graphs import GraphedSizes, largest_first
 from polyvox.engine.vocoder_runner import VocoderRunner
 from polyvox.kernels.compiler_pool import CompilerPool
 from polyvox.kernels.gpu import GPUS, Gpu
+from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.launches import META, Launch, absent_gpu, compile_launch, record_launches
+from polyvox.kernels.paged_rows import PagedRows
+from polyvox.kernels.prefill_attention import prompt_attention
 from polyvox.kernels.quantized_rows import LARGEST, supports
+from polyvox.kernels.rotary import HeadRotation
 from polyvox.models.registry import LoadOptions, random_model
 
 MODEL_DTYPE = torch.bfloat16
 DEFAULT_KV_DTYPE = torch.int8  # on a GPU
+KV_HEADS, WIDE = 8, 256  # of wide heads
 REGISTERS = 1 << 16  # per multiprocessor
 MAX_SPILLED = 256  # bytes per thread
+ROUNDING = "0f4B400000"  # 1.5 · 2^23 in PTX
+QUANTIZING = ("rotary_kernel", "decode_kernel", "large_batch_kernel", "quantize_kernel")
 # Multiprocessors of small GPUs, and of parts of large ones, for which other tiles of the vocoder's convolutions are
 # chosen than for the architecture's common GPU. Other numbers of multiprocessors add no tile.
 SMALL_GPUS = (14, 20, 28)
@@ -79,6 +90,29 @@ def engine_launches(
     return [launch for launch in launches if launch.specialization]
 
 
+def wide_head_launches(gpu: Gpu) -> list[Launch]:
+    """Attention over prompts with heads of twice the published size, in each type, for few and for many rows."""
+
+    def call(rows: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+        def integers(*size: int) -> Tensor:
+            return torch.empty(*size, dtype=torch.int64, device=META)
+
+        pool = torch.empty(8, KV_HEADS, PAGE, WIDE, dtype=kv_dtype, device=META).transpose(1, 2)
+        scales = torch.empty(8, KV_HEADS, PAGE, device=META)
+        cache = PagedRows(
+            pool, pool, integers(1, 8), integers(rows), integers(rows),
+            KVScales(scales, scales) if kv_dtype != dtype else None,
+        )  # fmt: skip
+        gain, angles = (torch.empty(*size, dtype=dtype, device=META) for size in ((WIDE,), (128, WIDE)))
+        qkv = torch.empty(rows, 4 * KV_HEADS * WIDE, dtype=dtype, device=META)
+        prompt_attention(qkv, HeadRotation(angles, angles, (gain, gain), 1e-6), cache)
+
+    sizes = product((64, 2048), (MODEL_DTYPE, torch.float32), (False, True))
+    calls = [partial(call, rows, dtype, torch.int8 if quantized else dtype) for rows, dtype, quantized in sizes]
+    with torch.inference_mode(), absent_gpu(gpu.architecture):
+        return [launch for launch in record_launches(calls, gpu) if launch.name == "prefill_kernel"]
+
+
 def _recorded(families: list[GraphedSizes], gpu: Gpu) -> list[Launch]:
     return record_launches([call.run for call in largest_first(families)], gpu)
 
@@ -92,21 +126,22 @@ class Usage:
     spilled: int
     threads: int
 
-
-def assert_order_of_terms(launch: Launch, layouts: str) -> None:
-    """All products of attention over prompts add their terms in one order: kWidth says which columns a thread has."""
-    if launch.name == "prefill_kernel":
-        products = [
-            line for line in layouts.splitlines() if re.search(r"= t\w+\.(warp_group_)?dot |tc_gen5_mma ", line)
-        ]
-        assert len(products) >= 2, layouts
-        widths = {width for line in products for width in re.findall(r"kWidth = (\d+)", line)}
-        assert len(widths) <= 1, (launch, products)
+    def fits(self, gpu: Gpu) -> bool:
+        return self.shared <= gpu.shared and self.registers * self.threads <= REGISTERS
 
 
-def compile_for(launch: Launch) -> Usage:
+def assert_rounded_products(launch: Launch, code: str) -> None:
+    """A product is rounded before the sum that makes it an integer: the compiler does not fuse the two."""
+    assert launch.name not in QUANTIZING or not re.search(rf"fma\.rn\.f32 [^;]*{ROUNDING}", code), launch
+
+
+def compile_for(launch: Launch, rotary: RotaryOrders) -> Usage:
     made = compile_launch(launch)
-    assert_order_of_terms(launch, made.asm["ttgir"])
+    if launch.name == "prefill_kernel":
+        assert_order_of_loops(launch, made.asm["ttgir"])
+    elif launch.name == "rotary_kernel":
+        rotary.add(launch, made.asm["ttgir"])
+    assert_rounded_products(launch, made.asm["ptx"])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
@@ -161,13 +196,20 @@ def main() -> None:
         if arguments.processes:
             compile_in_processes(launches, arguments.processes)
         usages: dict[str, list[Usage]] = defaultdict(list)
+        rotary = RotaryOrders()
         for launch in launches:
-            usage = compile_for(launch)
+            usage = compile_for(launch, rotary)
             usages[launch.name].append(usage)
-            fits = usage.shared <= gpu.shared and usage.registers * usage.threads <= REGISTERS
-            if not fits or usage.spilled > MAX_SPILLED:
+            if not usage.fits(gpu) or usage.spilled > MAX_SPILLED:
                 failed = True
                 sys.stderr.write(f"sm_{gpu.architecture} {usage}: {launch.name} {launch.specialization}\n")
+        for launch in wide_head_launches(gpu):
+            if not (usage := compile_for(launch, rotary)).fits(gpu):
+                failed = True
+                sys.stderr.write(f"sm_{gpu.architecture} {usage}: wide heads {launch.specialization}\n")
+        if differing := rotary.differing():
+            failed = True
+            sys.stderr.write(f"sm_{gpu.architecture} rotary_kernel adds in several orders: {differing}\n")
         for name, all_usages in sorted(usages.items()):
             summary = {
                 "gpu": gpu.architecture,

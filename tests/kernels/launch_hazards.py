@@ -149,7 +149,7 @@ class _Reader:
             self.pointers[target.id] = self._bases(value)
 
     def _bases(self, value: ast.expr) -> set[str]:
-        """The parameters that an address may be computed from. What calls return is no address, but `tl.where`."""
+        """The parameters that an address may be computed from. Of calls, `where` and `to` return addresses."""
         if isinstance(value, ast.Name):
             return set(self.pointers.get(value.id, ()))
         if isinstance(value, ast.BinOp):
@@ -160,6 +160,8 @@ class _Reader:
             return self._bases(value.value)
         if isinstance(value, ast.Call) and _name(value.func) == "where":
             return self._bases(value.args[1]) | self._bases(value.args[2])
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "to":
+            return self._bases(value.func.value)
         return set()
 
     def _calls(self, tree: ast.AST) -> None:

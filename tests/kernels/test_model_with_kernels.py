@@ -11,6 +11,7 @@ import torch
 from conftest import Loaded, LoadedTTS
 from parity import Batch
 from polyvox import kernels
+from polyvox.engine import kv_cache
 from polyvox.kernels.pre_norm import PreNorm, pre_norm
 from polyvox.models.layers.linear import Linear
 from polyvox.models.protocol import NO_ID, PromptRows
@@ -28,6 +29,18 @@ def test_streams_with_kernels_sample_the_codes_of_the_reference(
 ) -> None:
     """Packed prompts, then frames; VoiceDesign has no projection before its predictor, Qwen3-Omni has experts."""
     compare_codes(loaded(checkpoint, "float32"), lengths, num_frames)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+def test_the_same_over_the_kv_cache_of_a_gpu(
+    kv_dtype: torch.dtype, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages are stored by head."""
+    tts = loaded("custom_voice", "float32")
+    monkeypatch.setattr(kv_cache, "is_by_head", lambda _: True)
+    monkeypatch.setattr(tts.model.generator, "kv_dtype", kv_dtype)
+    compare_codes(tts, (19, 4), 2)
 
 
 def compare_codes(tts: LoadedTTS, lengths: tuple[int, ...], num_frames: int) -> None:

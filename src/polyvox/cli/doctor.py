@@ -147,7 +147,7 @@ def gpus() -> Iterator[Finding]:
             architecture = 10 * device.major + device.minor
             missing = [
                 f"{path.name} (needs {path.requirement}; instead: {path.otherwise})"
-                for path in missing_paths(architecture)
+                for path in missing_paths(architecture, device.multi_processor_count)
             ]
             message += f"; plain paths: {', '.join(missing)}" if missing else "; all kernels on their fast paths"
             if architecture not in GPUS:

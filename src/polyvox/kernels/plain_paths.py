@@ -24,19 +24,21 @@ from polyvox.kernels import (
     wgmma_linear,
 )
 from polyvox.kernels.gpu import MIN_OVERLAP_ARCHITECTURE
+from polyvox.kernels.products import PROGRAMS
 
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """A path that some GPUs do not have. requirement: what a GPU needs for it; supports: by architecture (gpu.py).
+    """A path that some GPUs do not have. requirement: what a GPU needs for it; otherwise: what the others run instead.
 
-    otherwise: what the others run instead.
+    supports: by architecture (gpu.py); multiprocessors: the fewest of a GPU that has the path.
     """
 
     name: str
     requirement: str
     otherwise: str
     supports: Callable[[int], bool]
+    multiprocessors: int = 0
 
 
 FAST_PATHS = (
@@ -60,21 +62,24 @@ FAST_PATHS = (
     ),
     FastPath(
         "linear layers of one row in CUDA C++",
-        "compute capability 9.0 exactly, 128 multiprocessors and NVRTC",
+        f"compute capability 9.0 exactly, {PROGRAMS} multiprocessors and NVRTC",
         "Triton kernels",
         prefetch_vector.supports_architecture,
+        PROGRAMS,
     ),
     FastPath(
         "linear layers of 2 to 8 rows in CUDA C++",
-        "compute capability 9.0 exactly, 128 multiprocessors and NVRTC",
+        f"compute capability 9.0 exactly, {PROGRAMS} multiprocessors and NVRTC",
         "Triton kernels",
         prefetch_linear.supports_architecture,
+        PROGRAMS,
     ),
     FastPath(
         "linear layers of 9 to 64 rows in CUDA C++",
-        "compute capability 9.0 exactly, 128 multiprocessors and NVRTC",
+        f"compute capability 9.0 exactly, {PROGRAMS} multiprocessors and NVRTC",
         "Triton kernels",
         mid_batch_linear.supports_architecture,
+        PROGRAMS,
     ),
     FastPath("sampling in CUDA C++", "NVRTC", "Triton kernels", code_draw.supports_architecture),
     FastPath(
@@ -105,6 +110,6 @@ FAST_PATHS = (
 )
 
 
-def missing_paths(architecture: int) -> list[FastPath]:
-    """The paths that GPUs of this architecture do not have."""
-    return [path for path in FAST_PATHS if not path.supports(architecture)]
+def missing_paths(architecture: int, multiprocessors: int) -> list[FastPath]:
+    """The paths that such a GPU does not have."""
+    return [path for path in FAST_PATHS if not path.supports(architecture) or multiprocessors < path.multiprocessors]

@@ -102,6 +102,7 @@ template <int KIND, int MATRIX_GROUPS, int TILES, int PARTS, int PAIRS> struct L
              COLUMNS * 2, weights_ready());
       }
     }
+    sync_warp();     // all threads of a warp arrive together
     sync_cluster();  // no program writes to another one that has not started
   }
 

@@ -41,15 +41,17 @@ from polyvox.kernels.rotary import HeadRotation, RotatedRows, rotate_and_store
 if TYPE_CHECKING:
     import triton.language as tl
 
-TILE = 64  # query heads of all rows of a tile
+TILE, WIDE_FLOAT32_TILE = 64, 32  # query heads of all rows of a tile
+MAX_DIM = 128  # of a head that is not wide
 # Positions per iteration, by architecture: with 64, a thread needs too many registers on others than sm_90. In float32
-# with 32 or more, all its values are in local memory, 7 KB of them.
+# with 32 or more, all its values are in local memory, 7 KB of them; over a quantised cache 5 KB are even with 16.
 BLOCKS, OTHER_BLOCK, FLOAT32_BLOCK = {90: 64}, 32, 16
 # Architectures whose products add their terms in an order that does not depend on the type that was loaded. On others a
 # thread has other columns of the operands if they were loaded in 8 bits.
 SAME_ORDER = (90, 100)
-# num_stages of the loop over rows of the pass: STAGES_ALONE if each program has a multiprocessor for itself, or STAGES.
-# PAST_STAGES: of the loop over pages, which also loads their numbers. Chosen by the compiled code, not measured.
+# num_stages of the loop over rows of the pass: STAGES_ALONE if each program has a multiprocessor for itself, or STAGES,
+# also for wide heads, whose STAGES_ALONE do not fit into its shared memory. PAST_STAGES: of the loop over pages, which
+# also loads their numbers. Chosen by the compiled code, not measured.
 STAGES_ALONE, STAGES, PAST_STAGES = 4, 2, 3
 
 
@@ -57,6 +59,7 @@ def prompt_attention(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> T
     """Normalise and rotate the heads of prompt rows, store k and v in the cache, and attend."""
     if not kernels.active(qkv):
         return rotary_attention_reference(qkv, rotation, cache)
+    assert cache.scales is not None or cache.keys.dtype == qkv.dtype  # a row's own key must be the one of the cache
     with_kv = cache.scales is None or gpu_of(qkv.device).architecture in SAME_ORDER
     return attend_prompts(rotate_and_store(qkv, rotation, cache, with_kv), cache)
 
@@ -73,16 +76,18 @@ def attend_prompts(rotated: RotatedRows, cache: PagedRows) -> Tensor:
     assert given.is_contiguous()
     assert not rotated.with_kv or (rotated.scales is None) == (cache.scales is None)
     group_block = power_of_2(group)
-    tile_rows = max(1, TILE // group_block)
+    dim_block = max(MIN_TILE, power_of_2(dim))
+    is_wide, is_float32 = dim_block > MAX_DIM, out.dtype == torch.float32
+    tile_rows = max(1, (WIDE_FLOAT32_TILE if is_wide and is_float32 else TILE) // group_block)
     gpu = gpu_of(out.device)
-    block = FLOAT32_BLOCK if out.dtype == torch.float32 else BLOCKS.get(gpu.architecture, OTHER_BLOCK)
+    block = FLOAT32_BLOCK if is_float32 else BLOCKS.get(gpu.architecture, OTHER_BLOCK)
     tiles = -(-rows // tile_rows)
-    is_alone = tiles * kv_heads <= gpu.multiprocessors and out.dtype != torch.float32
+    is_alone = tiles * kv_heads <= gpu.multiprocessors and not is_wide and not is_float32
     prefill_kernel[(tiles, kv_heads)](
         given, given if rotated.scales is None else rotated.scales, *cache.launch_tensors(given), out, rows,
         *cache.launch_strides(), dim**-0.5 * LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, GROUP=group, GROUP_BLOCK=group_block, ROWS=tile_rows, DIM=dim,
-        DIM_BLOCK=max(MIN_TILE, power_of_2(dim)), PAGE=cache.page, BLOCK=block,
+        DIM_BLOCK=dim_block, PAGE=cache.page, BLOCK=block,
         MAX_BLOCKS=power_of_2(-(-cache.max_positions // block)), STAGES=STAGES_ALONE if is_alone else STAGES,
         OWN=rotated.with_kv, SCALED=cache.scales is not None, **overlap(out.flatten(1)), num_warps=4,
         num_stages=PAST_STAGES,

@@ -12,10 +12,11 @@ else.
 
 Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
 Roundings: those of the separate functions: the norm's two; x·cos and its partner·sin are each rounded, and so is their
-sum. Of a quantised cache, k and v are then rounded as kv_quantize.py says; those that are returned are its values in
-the type of q, which is exact.
+sum (in float32 on a GPU, one of the products may be fused with the sum and not rounded). Of a quantised cache, k and v
+are then rounded as kv_quantize.py says; those that are returned are its values in the type of q, which is exact.
 Bytes: qkv, q, and the rows of k and v once each; those of k and v once more if they are returned.
-Grid: one program per row and HEADS_AT_ONCE heads, or HEADS_OF_MANY_ROWS for MANY_ROWS rows or more.
+Grid: one program per row and HEADS_AT_ONCE heads, or HEADS_OF_MANY_ROWS for MANY_ROWS rows or more and for a quantised
+cache, over which the compiler adds the squares of the norm in an order that depends on the number of heads.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def rotate_and_store(qkv: Tensor, rotation: HeadRotation, cache: PagedRows, with
     if not rows:
         return rotated
     assert qkv.stride(1) == 1
-    heads_at_once = HEADS_AT_ONCE if rows < MANY_ROWS else HEADS_OF_MANY_ROWS
+    heads_at_once = HEADS_AT_ONCE if rows < MANY_ROWS and cache.scales is None else HEADS_OF_MANY_ROWS
     rotary_kernel[(rows, -(-all_heads // heads_at_once))](
         qkv, *rotation.launch_tensors(qkv), *cache.launch_tensors(qkv), out, qkv if scales is None else scales,
         qkv.stride(0), *cache.launch_strides(), rotation.eps,

@@ -2,7 +2,7 @@
 // Decode attention with tensor cores: the launcher and the contract are in warp_attention.py.
 // tests/conformance/test_warp_attention_on_cpu.py runs this file on a CPU.
 //
-// A program has one row and KV head with its two query heads; few rows have a cluster of SPLITS programs each. Its warps
+// A program has one row and KV head with its two query heads; of few rows, each head has a cluster of SPLITS programs. Its warps
 // take steps of one or two pages of 16 positions in turn, with a running softmax each, and add up their parts through
 // shared memory in the end; then the first program of a cluster adds up those of all. Pages are copied to the
 // warp's part of shared memory, STAGES - 1 steps ahead. Keys times queries are products of 16 positions × 8 columns, of
@@ -425,7 +425,7 @@ template <int TYPE, int WARPS, int SPLITS> struct AttentionProgram {
     store(out + (long long)item * GROUP * DIM + first_value(), joined);
   }
 
-  // A thread's values of the result, from parts at a distance of so many bytes.
+  // A thread's values of the result, from parts whose distance is in bytes.
   struct Joined {
     float most, total, sums[VALUES];
   };
