@@ -42,7 +42,7 @@ MIN_GB_OF_1_7B = 11
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One run of Python: `arguments` follow the interpreter."""
+    """One run of Python with these arguments."""
 
     name: str
     arguments: tuple[str, ...]

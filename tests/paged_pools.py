@@ -45,7 +45,7 @@ def assert_stored(found: PagedRows, expected: PagedRows) -> None:
     """The keys and values that a launch stored equal those of the reference.
 
     Values are copied, so their bits are equal. A key's norm may differ in its last bit: the key is then the next value
-    of its type, in few places.
+    of its type, for few elements.
     """
     key, value, *scales = own_rows(found)
     expected_key, expected_value, *expected_scales = own_rows(expected)

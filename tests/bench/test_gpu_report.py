@@ -43,6 +43,21 @@ def test_the_programs_of_the_steps_have_their_options() -> None:
         assert all(re.search(rf"{name}\b", made.stdout) for name in options), (program, options)
 
 
+@pytest.mark.slow
+def test_the_tests_of_a_gpu_are_collected_without_web_packages() -> None:
+    """As on a machine with PyTorch, pytest and hypothesis only."""
+    files = [name for step in steps(140) for name in step.arguments if name.startswith("tests/")]
+    web = ("aiohttp", "fastapi", "httpx", "openai", "uvicorn", "websockets")
+    program = f"""
+import sys, pytest
+sys.modules.update(dict.fromkeys({web}))
+sys.exit(pytest.main(["--collect-only", "--quiet", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+    command = [sys.executable, "-c", program, *files]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stdout[-2000:]
+
+
 @pytest.mark.parametrize(
     ("memory_gb", "models", "batches"),
     [
