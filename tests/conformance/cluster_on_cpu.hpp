@@ -10,7 +10,7 @@
 #include "cuda_on_cpu.hpp"
 
 struct TransactionBarrier {
-  int expected, pending, phase, bytes;
+  int expected, pending, completed, bytes;  // completed: phases
 };
 static std::map<unsigned, TransactionBarrier> barriers;  // by address
 static std::mutex barrier_mutex;
@@ -49,18 +49,31 @@ static void change_barrier(unsigned address, int arrivals, int bytes) {
   barrier.bytes += bytes;
   if (barrier.pending == 0 && barrier.bytes == 0) {
     barrier.pending = barrier.expected;
-    barrier.phase ^= 1;
+    barrier.completed++;
     barrier_changed.notify_all();
   }
 }
 static void arrive_expecting(unsigned address, int bytes) { change_barrier(address, 1, bytes); }
 static void arrive(unsigned address) { change_barrier(address, 1, 0); }
+// A thread of each warp of this program comes late to its waits, as any may on a GPU.
+static int slow_rank = -1;
+static constexpr int SLOW_LANE = 5;
+extern "C" void set_slow_program(int rank) { slow_rank = rank; }
+// A thread waits for each phase of a barrier that it waits for at all. If the next one completes before it has returned, it
+// may wait forever, because only the parity is known.
 static void wait_barrier(unsigned address, int parity) {
+  static thread_local std::map<unsigned, int> seen;  // completed phases, by address
+  if (cluster_rank() == slow_rank && threadIdx.x % 32 == SLOW_LANE)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   {
     const Internal wait;
     std::unique_lock lock(barrier_mutex);
-    const auto done = [&] { return barriers.at(address).phase != parity; };
+    TransactionBarrier &barrier = barriers.at(address);
+    int &before = seen[address], phase = before + (before % 2 != parity);
+    const auto done = [&] { return barrier.completed % 2 != parity || barrier.completed > phase + 1; };
     require(barrier_changed.wait_for(lock, std::chrono::seconds(300), done), "a barrier was not completed in 300 s");
+    require(barrier.completed <= phase + 1, "a thread missed a phase of a barrier");
+    before = barrier.completed;
   }
   observe(pointer(address, 8));
 }

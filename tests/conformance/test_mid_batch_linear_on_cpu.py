@@ -120,6 +120,22 @@ def normed(x: Tensor, parts: int = 1) -> PreNorm:
     return made._replace(squares=x.float().square().unflatten(1, (parts, -1)).sum(-1))
 
 
+@needs_compiler
+@pytest.mark.usefixtures("_on_cpu")
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("kind", "division"), [each for each in SHAPES if each[0] != ADD])
+def test_a_slow_thread_misses_no_phase_of_a_barrier(
+    kind: int, division: ClusterDivision, rank: int, compiled: ctypes.CDLL
+) -> None:
+    compiled.set_slow_program(rank)
+    try:
+        weight = matrix(kind, division)
+        x = noise(17, weight.shape[1], seed=5)
+        assert_close(mid_batch_linear.launch(x, weight, kind == GATED), project_reference(x, weight, kind == GATED))
+    finally:
+        compiled.set_slow_program(-1)
+
+
 def assert_close(found: Tensor, expected: Tensor) -> None:
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)

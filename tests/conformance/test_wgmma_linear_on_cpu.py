@@ -88,6 +88,21 @@ def random(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("rows", [40, 150, 192, 300])  # for the second program of a cluster: none, or some
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
 def test_products_equal_their_reference(tile: ProductTile, rows: int) -> None:
+    compare(tile, rows)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
+def test_a_slow_thread_misses_no_phase_of_a_barrier(tile: ProductTile, rank: int, compiled: ctypes.CDLL) -> None:
+    """The second program of a cluster has no rows."""
+    compiled.set_slow_program(rank)
+    try:
+        compare(tile, 40)
+    finally:
+        compiled.set_slow_program(-1)
+
+
+def compare(tile: ProductTile, rows: int) -> None:
     height = 2 * tile.width
     weight, x = random(height, INPUTS, seed=1, scale=INPUTS**-0.5), random(rows, 2, INPUTS, seed=2)[:, 1]
     if tile.kind == ADD:

@@ -187,6 +187,7 @@ __device__ __forceinline__ void product(
   if (first_row >= rows) {  // the other program of the cluster copies to this one, and waits until that is read
     for (int step = 0; step < steps; step++) {
       barrier_wait(full + 8 * slot, phase);
+      __syncwarp();  // a lane that still waits could miss the next phase, and wait forever
       if (lane < CLUSTER) arrive(release + 8 * slot);
       if (++slot == STAGES) slot = 0, phase ^= 1;
     }
