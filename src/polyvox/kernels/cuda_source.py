@@ -114,7 +114,7 @@ class CudaSource:
         source = _read(self.file).encode()
         version = ctypes.c_int(), ctypes.c_int()
         _nvrtc().nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
-        words = [source, self.architecture.encode(), f"{version[0].value}.{version[1].value}".encode()]
+        words = [source, *_options(self.architecture), f"{version[0].value}.{version[1].value}".encode()]
         from triton.runtime.cache import get_cache_manager
 
         manager = get_cache_manager(hashlib.sha256(b"\0".join(words)).hexdigest())
@@ -171,9 +171,13 @@ def _to_c(value: Argument) -> ctypes.c_int | ctypes.c_float | ctypes.c_uint64 | 
     return ctypes.c_uint64(0 if value is None else value.data_ptr())
 
 
+def _options(architecture: str) -> list[bytes]:
+    return [f"--gpu-architecture=sm_{architecture}".encode(), b"--std=c++17"]
+
+
 def _compile(source: bytes, name: str, architecture: str) -> bytes:
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
-    options = (ctypes.c_char_p * 2)(f"--gpu-architecture=sm_{architecture}".encode(), b"--std=c++17")
+    options = (ctypes.c_char_p * 2)(*_options(architecture))
     created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None)
     if created:
         raise RuntimeError(f"NVRTC cannot compile {name}: error {created}")

@@ -37,6 +37,7 @@ class TensorMap:
         assert self.matrix.dtype == torch.bfloat16
         row_bytes = self.matrix.itemsize * self.matrix.stride(0)
         assert row_bytes % 16 == 0, row_bytes
+        assert self.matrix.data_ptr() % 16 == 0
         return _encode(self.matrix.data_ptr(), rows, columns, row_bytes, self.box_rows, self.promotion)
 
 
