@@ -10,8 +10,8 @@ from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import quantize_rows
 
-FLOAT8_STEP = 2**-3  # the largest distance of two neighbours in float8_e4m3fn, relative to the smaller one
-BFLOAT16_STEP = 2**-7
+# The largest distance of two neighbours, relative to the smaller one.
+FLOAT8_STEP, BFLOAT16_STEP = 2**-3, 2**-7
 
 
 def by_head(pool: Tensor) -> Tensor:
@@ -44,15 +44,15 @@ def own_rows(cache: PagedRows) -> list[Tensor]:
 def assert_stored(found: PagedRows, expected: PagedRows) -> None:
     """The keys and values that a launch stored equal those of the reference.
 
-    Values are copied, so their bits are equal. A key's norm may differ in its last bit: the key is then the next value
-    of its type, for few elements.
+    Values are copied, so their bits are equal. The scale of a key's norm may differ in its last bit. Then some of its
+    elements are the next bfloat16 before the rotation, which adds two of them, and the next value of the cache's type.
     """
     key, value, *scales = own_rows(found)
     expected_key, expected_value, *expected_scales = own_rows(expected)
     assert torch.equal(value.view(torch.uint8), expected_value.view(torch.uint8))
     apart, size = (key.float() - expected_key.float()).abs(), expected_key.float().abs()
-    step = {torch.int8: torch.ones_like(size), torch.bfloat16: BFLOAT16_STEP * size}.get(key.dtype, FLOAT8_STEP * size)
-    assert (apart <= step).all()
+    step = {torch.int8: torch.ones_like(size), torch.float8_e4m3fn: FLOAT8_STEP * size}.get(key.dtype, 0.0)
+    assert (apart <= 4 * BFLOAT16_STEP * size.amax(-1, keepdim=True) + step).all()
     assert (apart == 0).float().mean() > 0.98
     for scale, expected_scale in zip(scales, expected_scales, strict=True):
         torch.testing.assert_close(scale, expected_scale, rtol=BFLOAT16_STEP, atol=0.0)

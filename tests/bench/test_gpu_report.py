@@ -81,6 +81,7 @@ def test_a_step_leaves_its_output_and_status(tmp_path: Path) -> None:
     assert (tmp_path / "one.log").read_text().splitlines() == made.tail.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "result"), [("time.sleep(600)", "timed out"), ("1 / 0", "failed (1)")])
 def test_a_step_ends_with_what_it_started(last: str, result: str, tmp_path: Path) -> None:
     """At its limit it is interrupted, so that it can print what it has."""
@@ -108,7 +109,7 @@ def is_running(pid: int) -> bool:
     """False for a process that has ended, also while its new parent has not waited for it."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
 

@@ -60,7 +60,7 @@ static int slow_rank = -1;
 static constexpr int SLOW_LANE = 5;
 extern "C" void set_slow_program(int rank) { slow_rank = rank; }
 // A thread waits for each phase of a barrier that it waits for at all. If the next one completes before it has returned, it
-// may wait forever, because only the parity is known.
+// may wait forever, because only the parity is known. (A kernel whose threads leave out phases would need another check.)
 static void wait_barrier(unsigned address, int parity) {
   static thread_local std::map<unsigned, int> seen;  // completed phases, by address
   if (cluster_rank() == slow_rank && threadIdx.x % 32 == SLOW_LANE)

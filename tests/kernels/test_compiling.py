@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.compiling import QUANTIZING
+from kernels.rounded_products import QUANTIZING
 from kernels.test_inventory import REFERENCES
 
 TESTS = Path(__file__).parents[1]

@@ -265,6 +265,7 @@ def engine(
     written = model_calls.to_json(timings, peaks)
     written |= {"model": model, "conditions": machine() | {"torch": torch.__version__}}
     written |= {"codec_frames": codec_frames, **types, "peak_memory": memory}
+    written |= {"error": None if failure is None else repr(failure)}
     rows = [model_calls.row(timing) for timing in timings]
     if output is not None:
         output.write_text(json.dumps(written, indent=1), encoding="utf-8")

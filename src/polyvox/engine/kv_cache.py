@@ -38,7 +38,7 @@ class KVCache:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """max_pages: of one slot. dtype: of keys and values, which may differ from the generator's."""
+        """max_pages: of one slot. dtype: of keys and values: the generator's, or a quantised one."""
         layers, kv_heads, head_dim = shape
         by_head = is_by_head(device)
         page = (kv_heads, PAGE) if by_head else (PAGE, kv_heads)

@@ -177,7 +177,8 @@ def _options(architecture: str) -> list[bytes]:
 
 def _compile(source: bytes, name: str, architecture: str) -> bytes:
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
-    options = (ctypes.c_char_p * 2)(*_options(architecture))
+    given = _options(architecture)
+    options = (ctypes.c_char_p * len(given))(*given)
     created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None)
     if created:
         raise RuntimeError(f"NVRTC cannot compile {name}: error {created}")

@@ -31,7 +31,7 @@ from polyvox.kernels.products import PROGRAMS
 class FastPath:
     """A path that some GPUs do not have. requirement: what a GPU needs for it; otherwise: what the others run instead.
 
-    supports: by architecture (gpu.py); multiprocessors: the fewest of a GPU that has the path.
+    supports: by architecture (gpu.py); multiprocessors: the minimum number of a GPU.
     """
 
     name: str

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 TILE, WIDE_FLOAT32_TILE = 64, 32  # query heads of all rows of a tile
-MAX_DIM = 128  # of a head that is not wide
+MAX_NARROW_DIM = 128  # larger heads are wide
 # Positions per iteration, by architecture: with 64, a thread needs too many registers on others than sm_90. In float32
-# with 32 or more, all its values are in local memory, 7 KB of them; over a quantised cache 5 KB are even with 16.
+# with 32 or more, all its values are in local memory, 7 KB; with a quantised cache 5 KB are there even with 16.
 BLOCKS, OTHER_BLOCK, FLOAT32_BLOCK = {90: 64}, 32, 16
 # Architectures whose products add their terms in an order that does not depend on the type that was loaded. On others a
 # thread has other columns of the operands if they were loaded in 8 bits.
@@ -59,7 +59,7 @@ def prompt_attention(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> T
     """Normalise and rotate the heads of prompt rows, store k and v in the cache, and attend."""
     if not kernels.active(qkv):
         return rotary_attention_reference(qkv, rotation, cache)
-    assert cache.scales is not None or cache.keys.dtype == qkv.dtype  # a row's own key must be the one of the cache
+    assert cache.scales is not None or cache.keys.dtype == qkv.dtype, "own keys and cached ones have different types"
     with_kv = cache.scales is None or gpu_of(qkv.device).architecture in SAME_ORDER
     return attend_prompts(rotate_and_store(qkv, rotation, cache, with_kv), cache)
 
@@ -77,7 +77,7 @@ def attend_prompts(rotated: RotatedRows, cache: PagedRows) -> Tensor:
     assert not rotated.with_kv or (rotated.scales is None) == (cache.scales is None)
     group_block = power_of_2(group)
     dim_block = max(MIN_TILE, power_of_2(dim))
-    is_wide, is_float32 = dim_block > MAX_DIM, out.dtype == torch.float32
+    is_wide, is_float32 = dim_block > MAX_NARROW_DIM, out.dtype == torch.float32
     tile_rows = max(1, (WIDE_FLOAT32_TILE if is_wide and is_float32 else TILE) // group_block)
     gpu = gpu_of(out.device)
     block = FLOAT32_BLOCK if is_float32 else BLOCKS.get(gpu.architecture, OTHER_BLOCK)

@@ -425,7 +425,7 @@ template <int TYPE, int WARPS, int SPLITS> struct AttentionProgram {
     store(out + (long long)item * GROUP * DIM + first_value(), joined);
   }
 
-  // A thread's values of the result, from parts whose distance is in bytes.
+  // A thread's values of the result, from parts that are `bytes` bytes apart.
   struct Joined {
     float most, total, sums[VALUES];
   };

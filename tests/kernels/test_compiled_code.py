@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the checks of compiled code find, on code of which the answer is known."""
+
+import json
+
+import pytest
+
+from kernels.order_of_sums import RotaryOrders, assert_order_of_loops
+from kernels.rounded_products import assert_rounded, fused_products
+from polyvox.kernels.launches import Launch
+
+WIDE, NARROW = (
+    f"#ttg.blocked<{{sizePerThread = [1, {size}], threadsPerWarp = [{32 // lanes}, {lanes}], warpsPerCTA = [4, 1]}}>"
+    for size, lanes in ((16, 8), (8, 16))
+)
+MMA = "#ttg.nvidia_mma<{versionMajor = 3, warpsPerCTA = [4, 1], instrShape = [16, 64, 16]}>"
+OTHER_MMA = "#ttg.nvidia_mma<{versionMajor = 2, warpsPerCTA = [4, 1], instrShape = [16, 8]}>"
+
+
+def launch(name: str, keys: str = "*i8", **constants: object) -> Launch:
+    names = ["qkv", "keys", *constants]
+    signature = {"qkv": "*bf16", "keys": keys} | dict.fromkeys(constants, "constexpr")
+    values = {"constant_keys": [[names.index(each)] for each in constants], "constant_vals": [*constants.values()]}
+    return Launch(f"a_module:{name}", json.dumps({"signature": signature} | values), 90)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "fma.rn.f32 \t%r3, %r1, %r2, 0f4B400000;",
+        "mov.b32 \t%r9, 0f4B400000;\nfma.rn.f32 \t%r3, %r1, %r2, %r9;",
+        "mov.b32 \t%r9, 0f4B400000;\nmov.b64 \t%rd4, {%r9, %r9};\nfma.rn.f32x2 \t%rd3, %rd1, %rd2, %rd4;",
+    ],
+)
+def test_a_fused_product_is_found(code: str) -> None:
+    assert len(fused_products(code)) == 1
+    with pytest.raises(AssertionError):
+        assert_rounded(launch("rotary_kernel"), code)
+    assert_rounded(launch("snake_kernel"), code)  # it rounds an angle
+
+
+def test_a_rounded_product_is_accepted_and_one_that_is_missing_is_not() -> None:
+    code = "mov.b32 \t%r9, 0f4B400000;\nfma.rn.f32 \t%r3, %r1, %r2, %r8;\nadd.f32 \t%r4, %r3, %r9;"
+    assert_rounded(launch("rotary_kernel"), code)
+    with pytest.raises(AssertionError):
+        assert_rounded(launch("rotary_kernel"), "add.f32 \t%r4, %r3, %r9;")
+    assert_rounded(launch("rotary_kernel", "*fp8e4nv"), "add.f32 \t%r4, %r3, %r9;")
+
+
+def sum_of(layout: str, rows: int = 64) -> str:
+    return f"    }}) : (tensor<{rows}x64xf32, {layout}>) -> tensor<{rows}xf32, #ttg.slice<{{dim = 1}}>>\n"
+
+
+def product(layout: str, width: int | None = None) -> str:
+    left = f"tensor<64x16xbf16, #ttg.dot_op<{{opIdx = 0, kWidth = {width}}}>>" if width else "!ttg.memdesc<64x16xbf16>"
+    return f"    %a = tt.dot %b, %c, %d : {left} * !ttg.memdesc<16x64xbf16> -> tensor<64x64xf32, {layout}>\n"
+
+
+LAYOUTS = f"#mma = {MMA}\n#other = {OTHER_MMA}\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "code", "passes"),
+    [
+        (True, sum_of("#mma") + 4 * product("#mma"), True),
+        (False, sum_of("#mma") + 2 * product("#mma"), True),
+        (True, sum_of("#mma") + 2 * product("#mma"), False),  # the other loop has none
+        (True, 4 * product("#mma"), False),
+        (True, sum_of("#mma") + 2 * product("#mma") + 2 * product("#other"), False),
+        (True, sum_of("#mma") + sum_of("#other") + 4 * product("#mma"), False),
+        (True, sum_of("#mma") + 2 * product("#mma", 2) + 2 * product("#mma", 4), False),
+        (True, sum_of("#mma") + 4 * product("#mma", 2), True),
+    ],
+)
+def test_loops_that_add_in_several_orders_are_found(own: bool, code: str, passes: bool) -> None:
+    given = launch("prefill_kernel", OWN=own)
+    if passes:
+        assert_order_of_loops(given, LAYOUTS + code)
+    else:
+        with pytest.raises(AssertionError):
+            assert_order_of_loops(given, LAYOUTS + code)
+
+
+@pytest.mark.parametrize(
+    ("other", "keys", "num_differing"), [(WIDE, "*i8", 0), (NARROW, "*i8", 1), (NARROW, "*bf16", 0)]
+)
+def test_norms_that_add_in_several_orders_are_found(other: str, keys: str, num_differing: int) -> None:
+    """Over one type of cache; how rows are distributed does not count."""
+    found = RotaryOrders()
+    for layout, of_keys, rows in ((WIDE, "*i8", 32), (other.replace("[4, 1]", "[2, 1]"), keys, 8)):
+        given = launch("rotary_kernel", of_keys, DIM=128, NORM=True)
+        found.add(given, f"#blocked = {layout}\n" + sum_of("#blocked", rows))
+    assert len(found.differing()) == num_differing
