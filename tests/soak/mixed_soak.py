@@ -8,6 +8,7 @@ import platform
 import random
 import signal
 import socket
+import shutil
 import subprocess
 import sys
 import time
@@ -204,6 +205,7 @@ def raise_priority() -> None:
 
 def run(folder: Path, profile: SoakProfile, model: str = "simulated", seed: int | None = None) -> None:
     """A whole soak; its files are in the folder."""
+    shutil.rmtree(folder / "voices", ignore_errors=True)  # of an earlier soak, which may have been interrupted
     raise_priority()
     with Recorder(folder) as recorder, running_server(folder, model) as server:
         chosen = random.randrange(2**32) if seed is None else seed
