@@ -6,9 +6,9 @@ import contextlib
 import os
 import platform
 import random
+import shutil
 import signal
 import socket
-import shutil
 import subprocess
 import sys
 import time
