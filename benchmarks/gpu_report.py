@@ -106,7 +106,8 @@ def run(step: Step, folder: Path, seconds: float, interrupt_timeout: float = INT
         finally:
             with suppress(ProcessLookupError):  # no process of the group is left
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps its process
+                process.wait(interrupt_timeout)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL:])
     return Outcome(step, status, time.monotonic() - began, tail)
 

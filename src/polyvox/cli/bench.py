@@ -259,6 +259,8 @@ def engine(
                     timings.append(timing)
                     bar.update(task, advance=1, description=f"{timing.call}, batch {timing.batch}")
             except (Exception, KeyboardInterrupt) as error:  # raised after the figures of the calls before it
+                if not timings:
+                    raise
                 failure = error
         frame_seconds = loaded.vocoder.samples_per_frame / loaded.vocoder.sample_rate
         memory = torch.cuda.max_memory_allocated(loaded.generator.device) if on_gpu else None

@@ -403,7 +403,7 @@ __device__ __forceinline__ void draw(
     sync_program();
   }
 
-  if (is_noise_late && !greedy) {  // of the tokens that are kept: few, unless top-k is off
+  if (is_noise_late && !greedy) {  // for the kept tokens, which are few unless top-k is off
     unsigned kept = 0;
 #pragma unroll
     for (int i = 0; i < OWN; i++) kept |= rank[i] >= threshold && (i < TOKENS || has_end) ? 1u << i : 0u;

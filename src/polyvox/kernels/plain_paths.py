@@ -31,7 +31,7 @@ from polyvox.kernels.products import PROGRAMS
 class FastPath:
     """A path that some GPUs do not have. requirement: what a GPU needs for it; otherwise: what the others run instead.
 
-    supports: by architecture (gpu.py); multiprocessors: the minimum number of a GPU.
+    supports: whether an architecture (gpu.py) has it; multiprocessors: how many a GPU needs.
     """
 
     name: str

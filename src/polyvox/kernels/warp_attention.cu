@@ -2,8 +2,8 @@
 // Decode attention with tensor cores: the launcher and the contract are in warp_attention.py.
 // tests/conformance/test_warp_attention_on_cpu.py runs this file on a CPU.
 //
-// A program has one row and KV head with its two query heads; of few rows, each KV head has a cluster of SPLITS programs.
-// Its warps take steps of one or two pages of 16 positions in turn, with a running softmax each, and add up their parts
+// A program has one row and KV head with its two query heads; with few rows, a cluster of SPLITS programs shares them.
+// The warps take steps of one or two pages of 16 positions in turn, with a running softmax each, and add up their parts
 // through shared memory in the end; then the first program of a cluster adds up those of all. Pages are copied to the
 // warp's part of shared memory, STAGES - 1 steps ahead. Keys times queries are products of 16 positions × 8 columns, of
 // which two are query heads; the sums of values are 16 dimensions × 8 columns. Rows in shared memory are swizzled: chunk

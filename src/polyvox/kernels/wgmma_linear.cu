@@ -4,7 +4,7 @@
 // tests/conformance/test_wgmma_linear_on_cpu.py runs this file on a CPU.
 //
 // A program computes BM rows × BN matrix rows. One warp copies stages of 64 columns of both operands to shared memory
-// (bulk tensor copies, swizzled by 128 bytes); each warpgroup multiplies 64 rows of x, of 256 rows 128. The two programs of
+// (bulk tensor copies, swizzled by 128 bytes); each warpgroup multiplies 64 rows of x (128 if BM is 256). The two programs of
 // a cluster have the same matrix rows, and each copies half of them to both, because the L2 cache cannot deliver tiles of
 // this size to every multiprocessor. The first stages of the matrix are copied before the previous launch has ended
 // (launch_overlap.py); the next launch may start when this one has waited. Copies of x without rows that exist are left

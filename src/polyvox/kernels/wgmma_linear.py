@@ -12,7 +12,7 @@ Types: bfloat16; squares float32.
 Roundings: those of small_batch_linear.py. Products are summed over columns in ascending order, whatever the tile;
 squares are summed for each 64 outputs, then over these. A row's bits depend on nothing else of the batch.
 Bytes: weight and x once from memory, from cache for all clusters but the first; add and the result once.
-Grid: one program per tile, and in an incomplete cluster one without rows, which copies its half of the matrix.
+Grid: one program per tile, rounded up to whole clusters; a program without rows only copies its half of the matrix.
 """
 
 from dataclasses import dataclass
