@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kernels.order_of_sums import RotaryOrders, assert_order_of_loops
-from kernels.rounded_products import assert_rounded, fused_products
+from kernels.rounded_products import assert_rounded, fused_products, fused_roundings
 from polyvox.kernels.launches import Launch
 
 WIDE, NARROW = (
@@ -32,8 +32,8 @@ def launch(name: str, keys: str = "*i8", **constants: object) -> Launch:
         "mov.b32 \t%r9, 0f4B400000;\nmov.b64 \t%rd4, {%r9, %r9};\nfma.rn.f32x2 \t%rd3, %rd1, %rd2, %rd4;",
     ],
 )
-def test_a_fused_product_is_found(code: str) -> None:
-    assert len(fused_products(code)) == 1
+def test_a_fused_rounding_is_found(code: str) -> None:
+    assert len(fused_roundings(code)) == 1
     with pytest.raises(AssertionError):
         assert_rounded(launch("rotary_kernel"), code)
     assert_rounded(launch("snake_kernel"), code)  # it rounds an angle
@@ -45,6 +45,29 @@ def test_a_rounded_product_is_accepted_and_one_that_is_missing_is_not() -> None:
     with pytest.raises(AssertionError):
         assert_rounded(launch("rotary_kernel"), "add.f32 \t%r4, %r3, %r9;")
     assert_rounded(launch("rotary_kernel", "*fp8e4nv"), "add.f32 \t%r4, %r3, %r9;")
+
+
+@pytest.mark.parametrize("kind", ["bf16x2", "bf16", "f16x2", "f16", "ftz.f16x2"])
+def test_a_fused_product_of_16_bits_is_found(kind: str) -> None:
+    code = f"mov.b32 \t%r4, 7;\nfma.rn.{kind} \t%r5, %r1, %r2, %r3;\nfma.rn.{kind} \t%r6, %r1, %r4, %r3;"
+    assert len(fused_products(code)) == 2
+    with pytest.raises(AssertionError):
+        assert_rounded(launch("norm_kernel"), code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "mov.b32 \t%r4, -2147450880;\nfma.rn.bf16x2 \t%r5, %r1, %r2, %r4;",  # minus zero, twice
+        "mov.b16 \t%rs4, 0x8000;\nfma.rn.bf16 \t%rs5, %rs1, %rs2, %rs4;",
+        "mov.b32 \t%r4, 1065369472;\nfma.rn.bf16x2 \t%r5, %r1, %r4, %r3;",  # one, twice
+        "mov.b16 \t%rs4, 15360;\nfma.rn.f16 \t%rs5, %rs4, %rs2, %rs3;",
+        "fma.rn.f32.bf16 \t%r5, %rs1, %rs1, %r3;",
+        "fma.rn.ftz.f32 \t%r5, %r1, %r2, %r3;",
+    ],
+)
+def test_a_sum_a_product_and_sums_in_float32_are_accepted(code: str) -> None:
+    assert not fused_products(code)
 
 
 def sum_of(layout: str, rows: int = 64) -> str:

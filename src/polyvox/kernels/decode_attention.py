@@ -20,6 +20,7 @@ Grid: one program per row and KV head; for a few rows a power of 2 of them, so t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -102,7 +103,7 @@ def rotary_attention_reference(qkv: Tensor, rotation: HeadRotation, cache: Paged
     return paged_attention_reference(rotary_store_reference(qkv, rotation, cache), cache)
 
 
-@Kernel
+@partial(Kernel, fuse=False)
 def decode_kernel(
     qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
     sums, stats, qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,

@@ -22,6 +22,7 @@ Bytes: the weights of every chosen expert once per BLOCK_M of its pairs; rows fr
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -284,7 +285,7 @@ def down_kernel(
         tl.store(out + pair[:, None] * hidden + n[None, :], made, mask=present[:, None] & (n < hidden)[None, :])
 
 
-@Kernel
+@partial(Kernel, fuse=False)
 def combine_kernel(
     outputs, shared, shared_gate, residual, out, gate_row,
     HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,

@@ -17,6 +17,7 @@ Grid: one program per KV head and row; the KV heads of a row are next to each ot
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,7 +67,7 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     return out
 
 
-@Kernel
+@partial(Kernel, fuse=False)
 def large_batch_kernel(
     qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,

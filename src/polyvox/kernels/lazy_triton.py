@@ -4,6 +4,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 
@@ -11,11 +12,15 @@ class Kernel:
     """A function in Triton's language; Triton is imported at its first launch or compilation.
 
     The function's module imports `tl` only for the type checker and must postpone annotations. The kernel is not
-    specialised on the values of the arguments in do_not_specialize.
+    specialised on the values of the arguments in do_not_specialize. Without `fuse`, the compiler rounds each product
+    before it is added; otherwise it may compute product and sum with one rounding, also those of 16-bit values.
     """
 
-    def __init__(self, function: Callable[..., Any], do_not_specialize: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, function: Callable[..., Any], do_not_specialize: tuple[str, ...] = (), fuse: bool = True
+    ) -> None:
         self.function, self.do_not_specialize = function, do_not_specialize
+        self.options = {} if fuse else {"enable_fp_fusion": False}
         self._jit: Any = None
 
     def __call__(self, *_: Any) -> Any:
@@ -24,8 +29,8 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         """A function that launches the kernel."""
         if (intercept := interceptor()) is not None:
-            return lambda *arguments, **named: intercept(self, arguments, named)
-        return self.jit[grid]
+            return lambda *arguments, **named: intercept(self, arguments, named | self.options)
+        return partial(self.jit[grid], **self.options) if self.options else self.jit[grid]
 
     @property
     def jit(self) -> Any:

@@ -12,6 +12,7 @@ Grid: one program per row; a row is one block.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,7 +79,7 @@ def _launch(
     )  # fmt: skip
 
 
-@Kernel
+@partial(Kernel, fuse=False)
 def norm_kernel(
     x, residual, scale, weight, total, normed, eps,
     ADD: tl.constexpr, SCALE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,

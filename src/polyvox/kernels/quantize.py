@@ -15,6 +15,7 @@ Grid: one program per row; a row's flag depends on all of its samples.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,7 +58,7 @@ def quantize_reference(samples: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-@Kernel
+@partial(Kernel, fuse=False)
 def quantize_kernel(
     samples, out, size,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, FULL_SCALE: tl.constexpr, MAGIC: tl.constexpr,
@@ -70,8 +71,7 @@ def quantize_kernel(
         value = tl.load(samples + row * size + column, mask=mask, other=0.0).to(tl.float32)
         finite = tl.abs(value) <= 3.4028234663852886e38  # false for NaN
         flags = flags | tl.where(finite, 0, 1)
-        # Clipped after the multiplication, which the compiler would otherwise fuse with the sum and not round.
-        clipped = tl.minimum(tl.maximum(tl.where(finite, value, 0.0) * FULL_SCALE, -FULL_SCALE), FULL_SCALE)
-        rounded = (clipped + MAGIC) - MAGIC
+        clipped = tl.minimum(tl.maximum(tl.where(finite, value, 0.0), -1.0), 1.0)
+        rounded = (clipped * FULL_SCALE + MAGIC) - MAGIC
         tl.store(out + row * (size + 1) + column, rounded.to(tl.int16), mask=mask)
     tl.store(out + row * (size + 1) + size, tl.max(flags, 0).to(tl.int16))

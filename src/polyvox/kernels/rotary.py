@@ -12,8 +12,8 @@ else.
 
 Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
 Roundings: those of the separate functions: the norm's two; x·cos and its partner·sin are each rounded, and so is their
-sum (in float32 on a GPU, one of the products may be fused with the sum and not rounded). Of a quantised cache, k and v
-are then rounded as kv_quantize.py says; those that are returned are its values in the type of q, which is exact.
+sum. Of a quantised cache, k and v are then rounded as kv_quantize.py says; those that are returned are its values in
+the type of q, which is exact.
 Bytes: qkv, q, and the rows of k and v once each; those of k and v once more if they are returned.
 Grid: one program per row and HEADS_AT_ONCE heads, or HEADS_OF_MANY_ROWS for MANY_ROWS rows or more and for a quantised
 cache, over which the compiler adds the squares of the norm in an order that depends on the number of heads.
@@ -22,6 +22,7 @@ cache, over which the compiler adds the squares of the norm in an order that dep
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -117,7 +118,7 @@ def rotary_store_reference(qkv: Tensor, rotation: HeadRotation, cache: PagedRows
     return q
 
 
-@Kernel
+@partial(Kernel, fuse=False)
 def rotary_kernel(
     qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions,
     out, out_scales, qkv_row, page_stride, offset_stride, head_stride, table_row, eps,
