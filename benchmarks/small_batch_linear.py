@@ -26,25 +26,15 @@ from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.engine.memory import machine_memory
 from polyvox.engine.parallel_compiler import max_compilers
 from polyvox.kernels.compiler_pool import CompilerPool
+from polyvox.kernels.fused_linear import project, project_add, project_add_reference, project_reference
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launches import record_launches
+from polyvox.kernels.linear_plan import LANES, QUANTIZED_LANES, LaunchPlan, choose_plan, row_block
 from polyvox.kernels.norm import add_rms_norm, rms_norm
 from polyvox.kernels.pre_norm import Norm, pre_norm
 from polyvox.kernels.quantized_matrix import Matrix, multiply, quantize_matrix
 from polyvox.kernels.silu_mul import silu_mul
-from polyvox.kernels.small_batch_linear import (
-    LANES,
-    QUANTIZED_LANES,
-    LaunchPlan,
-    choose_plan,
-    launch,
-    launch_add,
-    project,
-    project_add,
-    project_add_reference,
-    project_reference,
-    row_block,
-)
+from polyvox.kernels.small_batch_linear import launch_add_plan, launch_plan
 from polyvox.tts import QUANTIZED_DTYPES
 
 REPLAYS = 30
@@ -107,8 +97,8 @@ class Case:
 
     def fused(self, plan: LaunchPlan, matrix: Matrix) -> Tensor:
         if self.add is not None:
-            return launch_add(self.rows_in, matrix, self.add, self.next_norm, plan).rows
-        return launch(self.x, matrix, self.shape.gated, plan)
+            return launch_add_plan(self.rows_in, matrix, self.add, self.next_norm, plan).rows
+        return launch_plan(self.x, matrix, self.shape.gated, plan)
 
     @property
     def rows_in(self) -> Tensor:

@@ -18,10 +18,10 @@ from paged_pools import by_head
 from polyvox.kernels import attention_output, prefetch_vector
 from polyvox.kernels.attention_output import DIM, HEADS, KV_HEADS, PAGE
 from polyvox.kernels.decode_attention import rotary_attention_reference
+from polyvox.kernels.fused_linear import project_add_reference
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.pre_norm import Norm
 from polyvox.kernels.rotary import HeadRotation
-from polyvox.kernels.small_batch_linear import project_add_reference
 
 SOURCE = Path(attention_output.__file__).with_suffix(".cu")
 NUM_PROGRAMS = 2

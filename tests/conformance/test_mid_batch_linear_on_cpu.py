@@ -15,10 +15,10 @@ from torch import Tensor
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, GuardedMemory, compile_for_cpu, registers_of, set_previous_launch
 from polyvox.kernels import cuda_source, mid_batch_linear
+from polyvox.kernels.fused_linear import project_add_reference, project_reference
 from polyvox.kernels.mid_batch_linear import DIVISIONS, ClusterDivision
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
 from polyvox.kernels.products import ADD, GATED, PLAIN
-from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 from polyvox.kernels.tensor_map import TensorMap
 
 NUM_CLUSTERS = 2

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
 from polyvox.kernels import prefetch_linear
+from polyvox.kernels.fused_linear import project_add_reference, project_reference
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.prefetch_linear import DIVISIONS, Division
 from polyvox.kernels.products import ADD, GATED, PLAIN
-from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 
 SOURCE = Path(prefetch_linear.__file__).with_suffix(".cu")
 NUM_CLUSTERS = 2

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
 from polyvox.kernels import prefetch_vector
+from polyvox.kernels.fused_linear import project_add_reference, project_reference
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.prefetch_vector import SHAPES
 from polyvox.kernels.products import ADD, GATED, PROGRAMS
-from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 
 SOURCE = Path(prefetch_vector.__file__).with_suffix(".cu")
 NUM_PROGRAMS = 2

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
 from polyvox.kernels import register_linear
+from polyvox.kernels.fused_linear import project_add_reference, project_reference
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
-from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 
 SOURCE = Path(register_linear.__file__).with_suffix(".cu")
 NUM_PROGRAMS = 2

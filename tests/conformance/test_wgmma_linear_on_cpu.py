@@ -15,9 +15,9 @@ from torch import Tensor
 
 from conformance.cuda_on_cpu import COMPILER, NVCC, compile_for_cpu, registers_of, set_previous_launch
 from polyvox.kernels import cuda_source, gpu, wgmma_linear
+from polyvox.kernels.fused_linear import project_add_reference, project_reference
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.products import ADD, GATED
-from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 from polyvox.kernels.tensor_map import TensorMap
 from polyvox.kernels.wgmma_linear import TILES, ProductTile
 
@@ -107,7 +107,10 @@ def compare(tile: ProductTile, rows: int) -> None:
     weight, x = random(height, INPUTS, seed=1, scale=INPUTS**-0.5), random(rows, 2, INPUTS, seed=2)[:, 1]
     if tile.kind == ADD:
         add, norm = random(rows, 2, height, seed=3)[:, 1], Norm(random(height, seed=4), 1e-6)
-        made, sums = wgmma_linear.launch_add(x, weight, add, norm, tile), project_add_reference(x, weight, add, norm)
+        made, sums = (
+            wgmma_linear.launch_add_tile(x, weight, add, norm, tile),
+            project_add_reference(x, weight, add, norm),
+        )
         torch.testing.assert_close(made.rows.float(), sums.rows.float(), atol=3e-2, rtol=1e-2)
         assert torch.equal(made.gained, made.rows * norm.gain)
         torch.testing.assert_close(made.squares.sum(1), made.rows.float().square().sum(1), atol=1e-3, rtol=1e-5)
@@ -115,7 +118,7 @@ def compare(tile: ProductTile, rows: int) -> None:
     given = pre_norm_reference(x, Norm(random(INPUTS, seed=5), 1e-6))
     given = given._replace(squares=x.float().square().unflatten(1, (-1, wgmma_linear.PART)).sum(-1))
     gated = tile.kind == GATED
-    found, expected = wgmma_linear.launch(given, weight, gated, tile), project_reference(given, weight, gated)
+    found, expected = wgmma_linear.launch_tile(given, weight, gated, tile), project_reference(given, weight, gated)
     torch.testing.assert_close(found.float(), expected.float(), atol=3e-2, rtol=1e-2)
 
 

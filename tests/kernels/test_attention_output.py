@@ -18,6 +18,7 @@ from polyvox.kernels import attention_output, prefetch_vector
 from polyvox.kernels.attention_output import DIM, HEADS, KV_HEADS, PAGE
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.decode_attention import rotary_attention_reference
+from polyvox.kernels.fused_linear import project_add_reference
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.launches import META
 from polyvox.kernels.paged_rows import PagedRows
@@ -25,7 +26,6 @@ from polyvox.kernels.pre_norm import Norm
 from polyvox.kernels.products import PROGRAMS
 from polyvox.kernels.quantized_matrix import quantize_matrix
 from polyvox.kernels.rotary import HeadRotation
-from polyvox.kernels.small_batch_linear import project_add_reference
 
 PREDICTOR, TALKER = 1024, 2048  # outputs of the projection
 

@@ -54,13 +54,21 @@ REFERENCES = {
     "quantize.quantize_kernel": ("quantize", "quantize_reference", "test_quantize_kernel.py"),
     "ring_attention.ring_kernel": ("RingAttention", "attend_reference", "test_codec_kernels.py"),
     "rotary.rotary_kernel": ("rotary_store", "rotary_store_reference", "test_layer_kernels.py"),
-    "small_batch_linear.matrix_kernel": ("project", "project_reference", "test_small_batch_linear_kernel.py"),
-    "small_batch_linear.add_splits_kernel": (
-        "project_add",
-        "project_add_reference",
+    "small_batch_linear.matrix_kernel": (
+        "fused_linear.project",
+        "fused_linear.project_reference",
         "test_small_batch_linear_kernel.py",
     ),
-    "small_batch_linear.vector_kernel": ("project", "project_reference", "test_small_batch_linear_kernel.py"),
+    "small_batch_linear.add_splits_kernel": (
+        "fused_linear.project_add",
+        "fused_linear.project_add_reference",
+        "test_small_batch_linear_kernel.py",
+    ),
+    "small_batch_linear.vector_kernel": (
+        "fused_linear.project",
+        "fused_linear.project_reference",
+        "test_small_batch_linear_kernel.py",
+    ),
     "window_positions.positions_kernel": (
         "next_positions",
         "next_positions_reference",
@@ -122,8 +130,9 @@ def test_every_kernel_has_a_reference_and_a_test_of_both() -> None:
     for kernel, (public, reference, test) in REFERENCES.items():
         tested = (HERE / test).read_text()
         module = kernel.split(".")[0]
-        *elsewhere, reference = reference.split(".")
-        for file, name in ((module, public), ((elsewhere or [module])[0], reference)):
+        *public_file, public = public.split(".")
+        *reference_file, reference = reference.split(".")
+        for file, name in (((public_file or [module])[0], public), ((reference_file or [module])[0], reference)):
             source = (SOURCE / f"{file}.py").read_text()
             assert re.search(rf"(def|class) {name}\b", source), f"{kernel}: no {name} in {file}.py"
         assert re.search(rf"\b{public}\(", tested), f"{kernel}: {test} does not call {public}"

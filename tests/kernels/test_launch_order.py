@@ -28,7 +28,8 @@ from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.large_batch_attention import large_batch_kernel
 from polyvox.kernels.launches import META
-from polyvox.kernels.small_batch_linear import choose_plan, launch, matrix_kernel, vector_kernel
+from polyvox.kernels.linear_plan import choose_plan
+from polyvox.kernels.small_batch_linear import launch_plan, matrix_kernel, vector_kernel
 from polyvox.models.registry import LoadOptions, random_model
 
 FOLDER = Path(kernels.__file__).parent
@@ -122,7 +123,7 @@ def test_a_product_that_is_read_too_early_is_found(rows: int, name: str) -> None
     x, weight = (torch.empty(size, 64, dtype=torch.bfloat16, device=META) for size in (rows, 128))
     made: list[Tensor] = []
     plan = choose_plan(rows, weight, gpu=GPUS[90])
-    (event,) = events_of(lambda: made.append(launch(x, weight, False, plan)), GPUS[90])
+    (event,) = events_of(lambda: made.append(launch_plan(x, weight, False, plan)), GPUS[90])
     assert event.name == name
     assert {written.end - written.first for written in event.written} == {made[0].nbytes}
     reader = Event("reader", (), (("keys", event.written[0]),), overlaps=True)

@@ -14,13 +14,13 @@ from torch import Tensor
 from conftest import DEVICE
 from gpu_only import needs_gpu
 from polyvox.kernels import mid_batch_linear
+from polyvox.kernels.fused_linear import project_add_reference, project_reference
 from polyvox.kernels.gpu import GPUS, Gpu, assume
 from polyvox.kernels.launches import META
 from polyvox.kernels.mid_batch_linear import DIVISIONS
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.products import ADD, GATED, PLAIN, PROGRAMS
 from polyvox.kernels.quantized_matrix import quantize_matrix
-from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 
 DTYPE = torch.bfloat16
 QKV, GATE = (4096, 1024), (6144, 1024)  # of the predictor

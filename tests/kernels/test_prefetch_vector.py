@@ -13,13 +13,13 @@ from torch import Tensor
 from conftest import DEVICE
 from gpu_only import needs_gpu
 from polyvox.kernels import prefetch_vector
+from polyvox.kernels.fused_linear import project, project_add, project_add_reference, project_reference
 from polyvox.kernels.gpu import GPUS, Gpu, assume
 from polyvox.kernels.launches import META, Launch, record_launches
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
 from polyvox.kernels.prefetch_vector import SHAPES
 from polyvox.kernels.products import ADD, GATED, PLAIN, PROGRAMS
 from polyvox.kernels.quantized_matrix import quantize_matrix
-from polyvox.kernels.small_batch_linear import project, project_add, project_add_reference, project_reference
 
 DTYPE = torch.bfloat16
 QKV, OUT, GATE = (4096, 1024), (1024, 2048), (6144, 1024)  # of the predictor

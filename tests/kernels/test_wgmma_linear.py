@@ -16,13 +16,13 @@ from torch import Tensor
 from conftest import DEVICE
 from gpu_only import needs_gpu
 from polyvox.kernels import wgmma_linear
+from polyvox.kernels.fused_linear import project, project_add, project_add_reference, project_reference
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.launch_overlap import LARGE_BATCHES, overlap
 from polyvox.kernels.launches import META, Launch, record_launches
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
 from polyvox.kernels.products import ADD, GATED, PLAIN
 from polyvox.kernels.quantized_matrix import quantize_matrix
-from polyvox.kernels.small_batch_linear import project_add_reference, project_reference
 from polyvox.kernels.wgmma_conv import ARCHITECTURE
 from polyvox.kernels.wgmma_linear import TILES, choose_tile
 
@@ -55,30 +55,33 @@ def test_only_one_architecture_and_large_batches_in_bfloat16_are_supported() -> 
     given, weight = rows(512, 1024), rows(4096, 1024)
     for gpu in GPUS.values():
         with assume(gpu):
-            assert wgmma_linear.supports(given, weight) == (gpu.architecture == 90)
+            assert wgmma_linear.supports(given, weight, PLAIN) == (gpu.architecture == 90)
     assert all(
-        wgmma_linear.supports(rows(count, 1024), weight) for count in (65, 96, 320, 512, 641, 768, 1024, 1537, 2048)
+        wgmma_linear.supports(rows(count, 1024), weight, PLAIN)
+        for count in (65, 96, 320, 512, 641, 768, 1024, 1537, 2048)
     )
-    assert not any(wgmma_linear.supports(rows(count, 1024), weight) for count in (64, 513, 640, 1025, 1280, 1536, 2049))
+    assert not any(
+        wgmma_linear.supports(rows(count, 1024), weight, PLAIN) for count in (64, 513, 640, 1025, 1280, 1536, 2049)
+    )
     for count in (65, 96, 256, 385, 448, 512, 897, 1024, 1537, 1792):
-        assert wgmma_linear.supports(rows(count, 2048), rows(12288, 2048), gated=True)
+        assert wgmma_linear.supports(rows(count, 2048), rows(12288, 2048), GATED)
     for count in (64, 257, 320, 384, 513, 640, 896, 1025, 1536, 1793, 2048):
-        assert not wgmma_linear.supports(rows(count, 2048), rows(12288, 2048), gated=True)
-    assert wgmma_linear.supports(rows(320, 2048), rows(1024, 2048))
-    assert not wgmma_linear.supports(rows(320, 2048), rows(2048, 2048))
-    assert not wgmma_linear.supports(rows(512, 4096), rows(4096, 4096))
-    assert not wgmma_linear.supports(rows(512, 1024, torch.float16), rows(4096, 1024, torch.float16))
-    assert not wgmma_linear.supports(given, rows(4097, 1024))
-    assert wgmma_linear.supports(given, rows(6144, 1024), gated=True)
-    assert not wgmma_linear.supports(given, rows(4160, 1024), gated=True)
-    assert not wgmma_linear.supports(rows(512, 1000), rows(4096, 1000))
-    assert not wgmma_linear.supports(given, quantize_matrix(torch.ones(256, 1024), torch.int8))
-    assert not wgmma_linear.supports(torch.ones(512, 1024).bfloat16(), weight)
+        assert not wgmma_linear.supports(rows(count, 2048), rows(12288, 2048), GATED)
+    assert wgmma_linear.supports(rows(320, 2048), rows(1024, 2048), PLAIN)
+    assert not wgmma_linear.supports(rows(320, 2048), rows(2048, 2048), PLAIN)
+    assert not wgmma_linear.supports(rows(512, 4096), rows(4096, 4096), PLAIN)
+    assert not wgmma_linear.supports(rows(512, 1024, torch.float16), rows(4096, 1024, torch.float16), PLAIN)
+    assert not wgmma_linear.supports(given, rows(4097, 1024), PLAIN)
+    assert wgmma_linear.supports(given, rows(6144, 1024), GATED)
+    assert not wgmma_linear.supports(given, rows(4160, 1024), GATED)
+    assert not wgmma_linear.supports(rows(512, 1000), rows(4096, 1000), PLAIN)
+    assert not wgmma_linear.supports(given, quantize_matrix(torch.ones(256, 1024), torch.int8), PLAIN)
+    assert not wgmma_linear.supports(torch.ones(512, 1024).bfloat16(), weight, PLAIN)
 
 
 def test_nothing_is_supported_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgmma_linear.SOURCE, "_available", False)
-    assert not wgmma_linear.supports(rows(512, 1024), rows(4096, 1024))
+    assert not wgmma_linear.supports(rows(512, 1024), rows(4096, 1024), PLAIN)
 
 
 def test_launches_overlap_for_few_rows_and_for_large_batches_on_one_architecture() -> None:
@@ -101,8 +104,8 @@ def test_launches_overlap_for_few_rows_and_for_large_batches_on_one_architecture
 def test_products_are_one_compilation() -> None:
     norm = Norm(rows(1, 1024)[0], 1e-6)
     calls = [
-        lambda: wgmma_linear.project(rows(512, 1024), rows(6144, 1024), gated=True),
-        lambda: wgmma_linear.project_add(rows(512, 3072), rows(1024, 3072), rows(512, 1024), norm),
+        lambda: project(rows(512, 1024), rows(6144, 1024), gated=True),
+        lambda: project_add(rows(512, 3072), rows(1024, 3072), rows(512, 1024), norm),
     ]
     assert record_launches(calls, GPUS[90]) == [Launch("wgmma_linear.cu:90a", "", 90)]
 
@@ -142,8 +145,8 @@ def test_products_equal_their_reference_on_a_gpu(kind: int, shape: tuple[int, in
         add, norm = random(count, height), Norm(random(height), 1e-6)
         expected = project_add_reference(x, weight, add, norm).rows
         for tile in tiles_of(kind, height):
-            made = wgmma_linear.launch_add(x, weight, add, norm, tile)
-            again = wgmma_linear.launch_add(x[part], weight, add[part], norm, tile)
+            made = wgmma_linear.launch_add_tile(x, weight, add, norm, tile)
+            again = wgmma_linear.launch_add_tile(x[part], weight, add[part], norm, tile)
             torch.testing.assert_close(made.rows.float(), expected.float(), atol=2e-2, rtol=2e-2)
             torch.testing.assert_close(made.gained, made.rows * norm.gain, atol=0, rtol=0)
             torch.testing.assert_close(made.squares.sum(1), made.rows.float().square().sum(1), atol=1e-2, rtol=1e-4)
@@ -153,10 +156,10 @@ def test_products_equal_their_reference_on_a_gpu(kind: int, shape: tuple[int, in
     given = given._replace(squares=x.float().square().unflatten(1, (-1, wgmma_linear.PART)).sum(-1))
     expected = project_reference(given, weight, kind == GATED)
     for tile in tiles_of(kind, height):
-        found = wgmma_linear.launch(given, weight, kind == GATED, tile)
+        found = wgmma_linear.launch_tile(given, weight, kind == GATED, tile)
         torch.testing.assert_close(found.float(), expected.float(), atol=2e-2, rtol=2e-2)
         some = PreNorm(given.rows[part], given.gained[part], given.squares[part], given.norm)
-        assert torch.equal(found[part], wgmma_linear.launch(some, weight, kind == GATED, tile))
+        assert torch.equal(found[part], wgmma_linear.launch_tile(some, weight, kind == GATED, tile))
 
 
 def tiles_of(kind: int, matrix_rows: int) -> list[wgmma_linear.ProductTile]:

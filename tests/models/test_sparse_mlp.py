@@ -4,10 +4,14 @@
 import pytest
 import torch
 
+from polyvox.kernels import small_batch_linear
+from polyvox.kernels.fused_linear import project
+from polyvox.kernels.linear_plan import MAX_ROWS
 from polyvox.kernels.norm import rms_norm
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm
+from polyvox.kernels.products import PLAIN, FusedProducts
 from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix
-from polyvox.kernels.small_batch_linear import MAX_QUANTIZED_ROWS, MAX_ROWS, project
+from polyvox.kernels.small_batch_linear import MAX_QUANTIZED_ROWS
 from polyvox.models.layers import linear
 from polyvox.models.layers.moe import SparseMLP
 from polyvox.models.layers.transformer_config import ExpertsConfig
@@ -23,17 +27,17 @@ def test_the_router_of_quantised_experts_is_fused_for_as_many_rows_as_its_own_ty
     torch.manual_seed(0)
     fused: list[bool] = []  # of each fused product: whether its matrix is quantised
 
-    def is_small_batch(x: torch.Tensor, weight: Matrix) -> bool:
+    def choose(x: torch.Tensor, weight: Matrix, _kind: int) -> FusedProducts | None:
         """As on a GPU."""
         max_rows = MAX_QUANTIZED_ROWS if isinstance(weight, QuantizedMatrix) else MAX_ROWS
-        return x.numel() // x.shape[-1] <= max_rows
+        return small_batch_linear if x.numel() // x.shape[-1] <= max_rows else None
 
     def project_small_batch(x: torch.Tensor | PreNorm, weight: Matrix, gated: bool = False) -> torch.Tensor:
-        assert is_small_batch(x.rows if isinstance(x, PreNorm) else x, weight)
+        assert choose(x.rows if isinstance(x, PreNorm) else x, weight, PLAIN)
         fused.append(isinstance(weight, QuantizedMatrix))
         return project(x, weight, gated)
 
-    monkeypatch.setattr(linear, "is_small_batch", is_small_batch)
+    monkeypatch.setattr(linear, "choose", choose)
     monkeypatch.setattr(linear, "project", project_small_batch)
     mlp = SparseMLP(HIDDEN, ExpertsConfig(8, 2, 16, 24, normalize=True))
     for parameter in mlp.parameters():

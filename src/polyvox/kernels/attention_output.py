@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attention of one stream's code predictor and its output projection in CUDA C++, in one launch.
 
-    the inputs of rotary.py for one row and one page · weight [N,K] and add of small_batch_linear.py
+    the inputs of rotary.py for one row and one page · weight [N,K] and add of fused_linear.py
     -> add + attention @ weightᵀ and its `PreNorm`; k and v are in the cache
 
 In a frame of one stream the time between two launches is longer than the attention of the code predictor, whose page
@@ -29,7 +29,7 @@ from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import overlap
 from polyvox.kernels.paged_rows import PagedRows
-from polyvox.kernels.pre_norm import Norm, PreNorm
+from polyvox.kernels.pre_norm import Norm, PreNorm, empty_sum
 from polyvox.kernels.prefetch_vector import WARP_SIZE, WARPS
 from polyvox.kernels.products import ADD, PROGRAMS
 from polyvox.kernels.quantized_matrix import Matrix
@@ -70,7 +70,8 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows, weight: Tensor
     assert all(stride % ALIGNMENT == 0 for stride in strides[:3])
     assert weight.is_contiguous()
     assert norm.gain.is_contiguous()
-    made = prefetch_vector.empty_sum(add, norm)
+    assert add.stride(-1) == 1
+    made = empty_sum(add, norm, len(weight) // prefetch_vector.GROUP)
     source(gpu_of(qkv.device).architecture).launch(
         f"page_output_{HEIGHT}", PROGRAMS, WARPS * WARP_SIZE,
         prefetch_vector.shared_bytes(HEIGHT, weight.shape[1], X_LINES),

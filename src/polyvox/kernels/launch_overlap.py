@@ -23,11 +23,11 @@ from torch import Tensor
 
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.lazy_triton import Kernel
+from polyvox.kernels.linear_plan import MAX_ROWS
 
 if TYPE_CHECKING:
     import triton.language as tl
 
-MAX_ROWS = 64  # of small_batch_linear.py; most calls with more rows use cuBLAS, whose launches do not take part
 # Numbers of rows that wgmma_linear.py multiplies, by the model's width. With others, which leave a part of the tiles
 # empty, cuBLAS was as fast or faster on an H200, or slower by less than the spread (2,048 rows of width 2,048).
 LARGE_BATCHES = {
@@ -52,7 +52,7 @@ def overlap(rows: Tensor) -> dict[str, Any]:
     count, width = rows.numel() // rows.shape[-1], rows.shape[-1]
     if rows.device.type == "cpu" or not gpu_of(rows.device).can_overlap_launches:
         return {"OVERLAP": False}
-    if count > MAX_ROWS:
+    if count > MAX_ROWS:  # most of these calls use cuBLAS, whose launches do not take part
         is_large = any(is_large_batch(count, each) for each in LARGE_BATCHES)
         is_fused = is_large and width >= MIN_WIDTH and rows.dtype == torch.bfloat16
         if not is_fused or gpu_of(rows.device).architecture != LARGE_BATCH_ARCHITECTURE:

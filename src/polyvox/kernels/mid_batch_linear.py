@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers of 9 to 64 rows in CUDA C++ for sm_90: a matrix is in shared memory before the previous launch ends.
 
-    the inputs and results of small_batch_linear.py, for the shapes in DIVISIONS
+    the inputs and results of fused_linear.py, for the shapes in DIVISIONS
 
 prefetch_linear.py divides the columns of a matrix over the warps of a program as well, and exchanges as many partial
 sums. Here the tensor cores multiply all rows of x with all columns of a program (wgmma), so that only programs exchange
@@ -13,7 +13,7 @@ matrices do not fit into shared memory: stages that have been read are filled ag
 What a program reads before it waits is constant: the matrix and gains.
 
 Types: bfloat16; squares and sums float32.
-Roundings: those of small_batch_linear.py. The order of a sum depends on the shape of the matrix only: a row has the
+Roundings: those of fused_linear.py. The order of a sum depends on the shape of the matrix only: a row has the
 same bits in every batch that is computed here.
 Bytes: weight once; x once per cluster, from cache; squares once per program; add and the result once.
 Grid: clusters of two programs, with a residual of four; a cluster has the same matrix rows, each program a part of
@@ -22,13 +22,12 @@ their columns. Four warps multiply, one copies.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import overlap
-from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
+from polyvox.kernels.pre_norm import Norm, PreNorm, empty_sum, flat_rows
 from polyvox.kernels.products import ADD, GATED, PLAIN, can_prefetch
 from polyvox.kernels.quantized_matrix import Matrix
 from polyvox.kernels.tensor_map import PROMOTE_128_BYTES, TensorMap
@@ -99,8 +98,9 @@ def shared_bytes(division: ClusterDivision) -> int:
     return 2 * DEPTH * (x_stages * MAX_ROWS + weight_stages * division.height) + 8 * barriers + SQUARES_BYTES
 
 
-def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
+def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool) -> Tensor:
     """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not, for rows that `supports` accepts: rows [M, outputs]."""
+    assert isinstance(weight, Tensor)
     given = flat_rows(x.gained if isinstance(x, PreNorm) else x)
     out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
     squares, eps = (flat_rows(x.squares), x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
@@ -108,14 +108,12 @@ def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
     return out
 
 
-def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
+def launch_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
     """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
-    given, added = flat_rows(x), flat_rows(add)
-    out, gained = (given.new_empty(added.shape) for _ in range(2))
-    parts = len(weight) // DIVISIONS[ADD, weight.shape[0], weight.shape[1]].height
-    squares = torch.empty(len(given), parts, dtype=torch.float32, device=x.device)
-    _launch(ADD, given, weight, None, added, norm.gain, out, gained, squares, 0.0)
-    return PreNorm(out.view(add.shape), gained.view(add.shape), squares.view(*add.shape[:-1], -1), norm)
+    assert isinstance(weight, Tensor)
+    made = empty_sum(add, norm, len(weight) // DIVISIONS[ADD, weight.shape[0], weight.shape[1]].height)
+    _launch(ADD, flat_rows(x), weight, None, flat_rows(add), norm.gain, *made[:3], 0.0)
+    return made
 
 
 def _launch(
@@ -131,7 +129,7 @@ def _launch(
     eps: float,
 ) -> None:
     division, cluster = DIVISIONS[kind, weight.shape[0], weight.shape[1]], cluster_size(kind)
-    (rows, inputs), outputs = x.shape, out.shape[1]
+    (rows, inputs), outputs = x.shape, out.shape[-1]
     assert x.stride(1) == 1
     assert x.stride(0) * x.itemsize % ALIGNMENT == 0
     assert weight.is_contiguous()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first half of an RMS norm that is divided between two products (small_batch_linear.py).
+"""The first half of an RMS norm that is divided between two products (fused_linear.py).
 
     rows [..., K] · gain [K] -> rows · gain [..., K], and the sum of squares of each row
     table [V,K] · ids [...] int64 -> the same of the rows table[ids], and these rows
@@ -88,7 +88,7 @@ def pair_pre_norm(rows: Tensor, bias: Tensor | None, table: Tensor, ids: Tensor,
     assert table.is_contiguous()
     assert rows.stride(1) == 1
     batch, size = rows.shape
-    made = _empty(rows.new_empty(batch, 2, size), norm)
+    made = empty_pre_norm(rows.new_empty(batch, 2, size), norm)
     if batch:
         pair_pre_norm_kernel[(batch, 2)](
             rows, rows if bias is None else bias, table, ids, norm.gain, *made[:3], rows.stride(0), ids.stride(0),
@@ -98,7 +98,7 @@ def pair_pre_norm(rows: Tensor, bias: Tensor | None, table: Tensor, ids: Tensor,
 
 
 def _launch(source: Tensor, ids: Tensor | None, rows: Tensor, norm: Norm, starts_early: bool = False) -> PreNorm:
-    made, size = _empty(rows, norm), rows.shape[-1]
+    made, size = empty_pre_norm(rows, norm), rows.shape[-1]
     if ids is not None:
         assert ids.numel() == len(ids), ids.shape
     if rows.numel():
@@ -109,10 +109,16 @@ def _launch(source: Tensor, ids: Tensor | None, rows: Tensor, norm: Norm, starts
     return made
 
 
-def _empty(rows: Tensor, norm: Norm) -> PreNorm:
-    """These rows, and what a launch will store for them."""
-    squares = torch.empty(*rows.shape[:-1], 1, dtype=torch.float32, device=rows.device)
-    return PreNorm(rows, torch.empty_like(rows), squares, norm)
+def empty_pre_norm(rows: Tensor, norm: Norm, parts: int = 1) -> PreNorm:
+    """These rows, and memory for what a launch stores of them: squares of this many blocks of columns."""
+    gained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
+    squares = torch.empty(*rows.shape[:-1], parts, dtype=torch.float32, device=rows.device)
+    return PreNorm(rows, gained, squares, norm)
+
+
+def empty_sum(add: Tensor, norm: Norm, parts: int) -> PreNorm:
+    """Memory for a product with this residual."""
+    return empty_pre_norm(torch.empty(add.shape, dtype=add.dtype, device=add.device), norm, parts)
 
 
 def _block(size: int) -> dict[str, int]:

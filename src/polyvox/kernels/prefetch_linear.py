@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers of 2 to 8 rows in CUDA C++: a matrix is in shared memory before the previous launch ends.
 
-    the inputs and results of small_batch_linear.py, for the shapes in DIVISIONS
+    the inputs and results of fused_linear.py, for the shapes in DIVISIONS
 
 A frame of a few streams is a chain of short launches. Triton's product loads its matrix after the previous launch has
 ended, and o and down need a second launch that adds up their splits. Here 128 programs divide every matrix; each copies
@@ -16,7 +16,7 @@ warps before: stores to another program are slow.
 What a program reads before it waits is constant: the matrix and gains.
 
 Types: bfloat16; squares and sums float32.
-Roundings: those of small_batch_linear.py. The order of a sum depends on the shape of the matrix only: a row has the
+Roundings: those of fused_linear.py. The order of a sum depends on the shape of the matrix only: a row has the
 same bits in every batch of 2 to 8.
 Bytes: weight once; x once per program, half of its columns, from cache; add and the result once.
 Grid: clusters of two programs of 8 warps; a cluster has the same matrix rows, each program half of their columns.
@@ -25,13 +25,12 @@ Grid: clusters of two programs of 8 warps; a cluster has the same matrix rows, e
 from dataclasses import dataclass
 from functools import cache
 
-import torch
 from torch import Tensor
 
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import overlap
-from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
+from polyvox.kernels.pre_norm import Norm, PreNorm, empty_sum, flat_rows
 from polyvox.kernels.products import ADD, GATED, PLAIN, can_prefetch
 from polyvox.kernels.quantized_matrix import Matrix
 
@@ -109,8 +108,9 @@ def shared_bytes(kind: int, division: Division) -> int:
     return division.height * line + (0 if kind == ADD else MAX_ROWS * line) + exchanged + CLUSTER * MAX_ROWS * 4 + 16
 
 
-def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
+def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool) -> Tensor:
     """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not, for rows that `supports` accepts: rows [M, outputs]."""
+    assert isinstance(weight, Tensor)
     given = flat_rows(x.rows if isinstance(x, PreNorm) else x)
     out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
     gain, eps = (x.norm.gain, x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
@@ -118,13 +118,12 @@ def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
     return out
 
 
-def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
+def launch_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
     """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
-    given, added = flat_rows(x), flat_rows(add)
-    out, gained = (given.new_empty(added.shape) for _ in range(2))
-    squares = torch.empty(len(given), len(weight) // GROUP, dtype=torch.float32, device=x.device)
-    _launch(ADD, given, weight, None, added, norm.gain, out, gained, squares, 0.0)
-    return PreNorm(out.view(add.shape), gained.view(add.shape), squares.view(*add.shape[:-1], -1), norm)
+    assert isinstance(weight, Tensor)
+    made = empty_sum(add, norm, len(weight) // GROUP)
+    _launch(ADD, flat_rows(x), weight, None, flat_rows(add), norm.gain, *made[:3], 0.0)
+    return made
 
 
 def _launch(
@@ -149,6 +148,6 @@ def _launch(
     source(gpu_of(x.device).architecture).launch(
         kernel_name(kind, division), num_programs, WARPS * WARP_SIZE, shared,
         [x, weight, gain, add, out_gain, out, gained, squares, len(x), x.stride(0),
-         0 if add is None else add.stride(0), out.shape[1], eps],
+         0 if add is None else add.stride(0), out.shape[-1], eps],
         overlaps=overlap(x)["OVERLAP"],
     )  # fmt: skip

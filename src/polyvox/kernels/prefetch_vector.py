@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers of one row in CUDA C++: a matrix is in shared memory before the previous launch ends.
 
-    the inputs and results of small_batch_linear.py, for the shapes in SHAPES
+    the inputs and results of fused_linear.py, for the shapes in SHAPES
 
 A frame of one stream is a chain of short launches, each of which reads a matrix once. 128 programs, one per
 multiprocessor, own whole rows of a matrix. A program copies them to shared memory before it waits (launch_overlap.py),
@@ -13,20 +13,19 @@ The norm before a product is computed here: each warp sums the squares of the co
 What a program reads before it waits is constant: the matrix and gains.
 
 Types: bfloat16; squares and sums float32.
-Roundings: those of small_batch_linear.py. The order of a sum depends on the shape of the matrix only.
+Roundings: those of fused_linear.py. The order of a sum depends on the shape of the matrix only.
 Bytes: weight once; x once per program, from cache; add and the result once.
 Grid: 128 programs of 8 warps, which divide the columns.
 """
 
 from functools import cache
 
-import torch
 from torch import Tensor
 
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import overlap
-from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
+from polyvox.kernels.pre_norm import Norm, PreNorm, empty_sum, flat_rows
 from polyvox.kernels.products import ADD, GATED, PLAIN, PROGRAMS, can_prefetch
 from polyvox.kernels.quantized_matrix import Matrix
 
@@ -78,8 +77,9 @@ def shared_bytes(height: int, inputs: int, x_lines: int = 1) -> int:
     return matrix + sums + 16 + x_lines * (2 * inputs + PADDING)
 
 
-def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
+def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool) -> Tensor:
     """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not, for a row that `supports` accepts: rows [1, outputs]."""
+    assert isinstance(weight, Tensor)
     given = flat_rows(x.rows if isinstance(x, PreNorm) else x)
     out = given.new_empty(1, len(weight) // (2 if gated else 1))
     gain, eps = (x.norm.gain, x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
@@ -87,19 +87,13 @@ def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
     return out
 
 
-def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
+def launch_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
     """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
-    made = empty_sum(add, norm)
+    assert isinstance(weight, Tensor)
+    assert add.stride(-1) == 1
+    made = empty_sum(add, norm, len(weight) // GROUP)
     _launch(ADD, flat_rows(x), weight, None, add, norm.gain, *made[:3], 0.0)
     return made
-
-
-def empty_sum(add: Tensor, norm: Norm) -> PreNorm:
-    """What a product with a residual [..., N] of one row stores."""
-    *shape, size = add.shape
-    assert add.stride(-1) == 1
-    rows, gained = (torch.empty(add.shape, dtype=add.dtype, device=add.device) for _ in range(2))
-    return PreNorm(rows, gained, torch.empty(*shape, size // GROUP, dtype=torch.float32, device=add.device), norm)
 
 
 def _launch(

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of products in CUDA C++, and what those have in common whose matrix is in shared memory ahead.
+"""What the kernels of linear layers have in common: kinds of products, and the functions of each module.
 
-prefetch_vector.py, prefetch_linear.py and mid_batch_linear.py are such `PrefetchedProducts`, for other shapes of
-matrices and numbers of rows.
+fused_linear.py chooses among them.
 """
 
 from typing import Protocol, TypeGuard
@@ -16,27 +15,27 @@ from polyvox.kernels.pre_norm import Norm, PreNorm
 from polyvox.kernels.quantized_matrix import Matrix
 
 PLAIN, GATED, ADD = range(3)  # x @ weightᵀ, silu(first half) · second half of it, add + x @ weightᵀ
-PROGRAMS = 128  # of a prefetched product
+PROGRAMS = 128  # of a product whose matrix is in shared memory ahead
 
 
-class PrefetchedProducts(Protocol):
-    """A module of kernels."""
+class FusedProducts(Protocol):
+    """A module of kernels for linear layers; fused_linear.py has their inputs and results."""
 
-    def supports(self, x: Tensor, weight: Matrix, kind: int) -> bool:
+    def supports(self, x: Tensor, weight: Matrix, kind: int, /) -> bool:
         """Whether a kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others."""
         ...
 
-    def launch(self, x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
+    def launch(self, x: Tensor | PreNorm, weight: Matrix, gated: bool) -> Tensor:
         """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not, for rows that `supports` accepts: rows [M, outputs]."""
         ...
 
-    def launch_add(self, x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
+    def launch_add(self, x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
         """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
         ...
 
 
 def can_prefetch(weight: Matrix, x: Tensor) -> TypeGuard[Tensor]:
-    """Whether prefetched products have the types of weight and x, and a multiprocessor for each program."""
+    """Whether products with the matrix in shared memory ahead have these types, and a multiprocessor per program."""
     return (
         kernels.active(x)
         and not x.is_cpu

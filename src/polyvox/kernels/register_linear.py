@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The codec's linear layers of up to 32 rows in CUDA C++: a matrix is in registers before the previous launch ends.
 
-    the inputs and results of small_batch_linear.py, for the shapes in INSTANCES; also with a layer scale [N]:
+    the inputs and results of fused_linear.py, for the shapes in INSTANCES; also with a layer scale [N]:
     add + scale · (x @ weightᵀ)
 
 The codec's transformer for a few streams is a chain of short launches. Triton's product loads its matrix after the
@@ -15,7 +15,7 @@ launches do not overlap or that have no NVRTC, and other shapes and types, keep 
 were slower with such products (docs/notes/2026-11-performance.md).
 
 Types: float16; squares and sums float32.
-Roundings: those of small_batch_linear.py; the rounded product times the layer scale is rounded, as in norm.py. The
+Roundings: those of fused_linear.py; the rounded product times the layer scale is rounded, as in norm.py. The
 order of a sum depends on N and K only, not on the number of rows.
 Bytes: weight once; x once per program, from cache; add and the result once.
 Grid: one program per 8 · tiles matrix rows; 8 warps divide the columns.
@@ -30,7 +30,8 @@ from polyvox import kernels
 from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import GPUS, gpu_of
 from polyvox.kernels.launch_overlap import overlap
-from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
+from polyvox.kernels.pre_norm import Norm, PreNorm, empty_sum, flat_rows
+from polyvox.kernels.products import ADD, GATED
 from polyvox.kernels.quantized_matrix import Matrix
 
 ROW_TILE = 8  # rows of x
@@ -50,7 +51,7 @@ def source(architecture: int) -> CudaSource:
     return CudaSource("register_linear.cu", str(architecture))
 
 
-def supports(x: Tensor, weight: Matrix, add: bool = False, gated: bool = False) -> bool:
+def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
     """Whether the kernel runs for rows x [..., K] and a matrix [N, K], and is faster than the others."""
     if not kernels.active(x) or not isinstance(weight, Tensor) or x.is_cpu:
         return False
@@ -61,9 +62,9 @@ def supports(x: Tensor, weight: Matrix, add: bool = False, gated: bool = False) 
     if (tiles, iterations) not in INSTANCES:
         return False
     outputs = row_tiles(rows) * ROW_TILE * tiles * TILE
-    if add and (tiles > MAX_ADD_TILES or outputs > WARPS * WARP_SIZE):  # a thread has one output
+    if kind == ADD and (tiles > MAX_ADD_TILES or outputs > WARPS * WARP_SIZE):  # a thread has one output
         return False
-    if gated and tiles % 2:  # a program has as many tiles of each half
+    if kind == GATED and tiles % 2:  # a program has as many tiles of each half
         return False
     return supports_architecture(gpu_of(x.device).architecture)
 
@@ -90,8 +91,9 @@ def shared_bytes(tiles: int, num_row_tiles: int) -> int:
     return 4 * num_row_tiles * ROW_TILE * (WARPS * TILE * tiles + 1)
 
 
-def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
+def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool) -> Tensor:
     """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not, for rows that `supports` accepts: rows [M, outputs]."""
+    assert isinstance(weight, Tensor)
     given = flat_rows(x.gained if isinstance(x, PreNorm) else x)
     out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
     squares, eps = (flat_rows(x.squares), x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
@@ -99,17 +101,15 @@ def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool) -> Tensor:
     return out
 
 
-def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
+def launch_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
     """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`.
 
     scale: of the layer, by which the product is multiplied.
     """
-    given, added = flat_rows(x), flat_rows(add)
-    out, gained = (given.new_empty(added.shape) for _ in range(2))
-    parts = len(weight) // (TILE * instance(weight)[0])
-    squares = torch.empty(len(given), parts, dtype=torch.float32, device=x.device)
-    _launch(given, weight, None, added, scale, norm.gain, out, gained, squares, False, 0.0)
-    return PreNorm(out.view(add.shape), gained.view(add.shape), squares.view(*add.shape[:-1], parts), norm)
+    assert isinstance(weight, Tensor)
+    made = empty_sum(add, norm, len(weight) // (TILE * instance(weight)[0]))
+    _launch(flat_rows(x), weight, None, flat_rows(add), scale, norm.gain, *made[:3], False, 0.0)
+    return made
 
 
 def _launch(
@@ -136,6 +136,6 @@ def _launch(
         f"product_{tiles}_{iterations}_{num_row_tiles}", len(weight) // (TILE * tiles),
         WARPS * WARP_SIZE, shared_bytes(tiles, num_row_tiles),
         [x, weight, squares, add, scale, gain, out, gained, out_squares, len(x), x.stride(0), parts, squares_row,
-         0 if add is None else add.stride(0), out.shape[1], int(gated), eps],
+         0 if add is None else add.stride(0), out.shape[-1], int(gated), eps],
         overlaps=overlap(x)["OVERLAP"],
     )  # fmt: skip

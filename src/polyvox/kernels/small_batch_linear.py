@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers for small batches: norm before the product, gate or residual after it.
+"""Linear layers for small batches in Triton: norm before the product, gate or residual after it.
 
-    x [M,K], any row stride, or rows before a norm (pre_norm.py) · weight [N,K], of x's type or quantised
-    (quantized_matrix.py) · add [M,N], or none
-
-    x @ weightᵀ -> [M,N], silu(first half) · second half -> [M,N/2], or add + x @ weightᵀ and its `PreNorm`
+    the inputs and results of fused_linear.py
 
 Decoding a few streams is bound by reading weights and by the latency of launches that depend on each other. A program
 owns a few outputs and reads their matrix rows once. One row is multiplied without tensor cores; a program loads its
@@ -13,28 +10,18 @@ on an H200, two rows take 2.20 instead of 2.27 ms of a frame step; other types a
 with the matrix as left operand, so that few rows waste little. A matrix with few rows is also divided by columns
 (`splits`), so that every multiprocessor reads a part of it, and a second launch adds up the splits.
 
-Where prefetch_vector.py, prefetch_linear.py, mid_batch_linear.py or register_linear.py support a product, it is
-computed there.
-
 Quantised weights are converted to the type of x after they are loaded, which is exact, and the sum of a channel is
 multiplied by its scale. Each byte costs less than two of bfloat16 and a large product needs its matrix in 16 bits, so
 batches of up to MAX_QUANTIZED_ROWS rows are computed here, in tiles of MAX_ROWS.
 
-The RMS norm between two products is divided between them: the first one, which adds the residual, also stores the sum
-times the norm's gain and the squares of its outputs, summed per program; the second one multiplies the rows with gain
-and scales its result by 1 / sqrt(mean of squares + eps). No program reads a whole row to normalise it.
-
 Types: bfloat16, float16; float32 for one row.
-Roundings: row · gain is rounded; products and squares are summed in float32, in an order that depends only on N, K,
-weight's type, `row_block(M)`, the number of tiles of rows and which file computes the product; the sum is multiplied by
-the channel's scale, if any, then by that of the norm, then rounded, then residual or gate as add_rms_norm and silu_mul
-round.
+Roundings: those of fused_linear.py. The order of a sum depends only on N, K, weight's type, `row_block(M)` and the
+number of tiles of rows.
 Bytes: weight once, from cache for all tiles but the first; x, add and the result once from memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,167 +29,45 @@ import torch
 from torch import Tensor
 
 from polyvox import kernels
-from polyvox.kernels import mid_batch_linear, prefetch_linear, prefetch_vector, register_linear
-from polyvox.kernels.gpu import Gpu, gpu_of
+from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import overlap, start_next, wait, wait_for_previous
-from polyvox.kernels.lazy_triton import Kernel, largest_power_of_2, power_of_2
-from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows, pre_norm_reference
-from polyvox.kernels.products import ADD, GATED, PLAIN, PrefetchedProducts
-from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, convert, multiply_reference
-from polyvox.kernels.silu_mul import silu_mul_reference
-from polyvox.kernels.tiles import SPARE
+from polyvox.kernels.lazy_triton import Kernel, power_of_2
+from polyvox.kernels.linear_plan import MAX_ROWS, LaunchPlan, choose_plan, lanes, row_block, stored_values
+from polyvox.kernels.pre_norm import Norm, PreNorm, empty_sum, flat_rows
+from polyvox.kernels.products import PLAIN
+from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, convert
 
 if TYPE_CHECKING:
     import triton.language as tl
 
-MAX_ROWS = 64
 MAX_QUANTIZED_ROWS = 256  # estimated, not measured
-LANES = 256  # matrix columns per warp and load: 32 threads of 16 bytes, in a 16-bit type
-QUANTIZED_LANES = 512  # in a type of one byte
-MIN_TILE = 16  # minimum rows and depth of a tensor core operand
-SPLIT_PROGRAMS = 128  # programs of a product that is divided by columns
-PREFETCHED: tuple[PrefetchedProducts, ...] = (prefetch_vector, prefetch_linear, mid_batch_linear)
 EARLY_START_ROWS = 33  # from here on, tensor core products let the next launch start before they wait
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
-    """How a product is partitioned."""
-
-    height: int  # matrix rows per program; a gated product takes half of them from each half
-    depth: int  # columns per iteration
-    warps: int
-    stages: int = 1  # iterations whose loads are in flight; with tensor cores only
-    splits: int = 1  # parts of the columns, each with its own programs; only for sums with a residual
-
-
-# (minimum matrix rows, plan): the first match is used. Chosen for bfloat16 on sm_90, where the talker's gates need
-# them; benchmarks/small_batch_linear.py --tune measures others.
-VECTOR_PLANS = (
-    (12288, LaunchPlan(8, 512, 2)),
-    (6144, LaunchPlan(8, 1024, 4)),
-    (4096, LaunchPlan(4, 1024, 4)),
-    (0, LaunchPlan(8, 2048, 8)),
-)
-MATRIX_PLAN = LaunchPlan(64, 128, 4, 4)
-SPLIT_PLAN = LaunchPlan(64, 64, 4, 6)
-# (maximum rows of a tile, plan) for quantised weights: as many bytes in flight need more stages. Chosen by the
-# instructions of the loop for sm_90: with two warps, 16 rows take 126 per 1,024 weights instead of 203.
-QUANTIZED_PLANS = ((MIN_TILE, LaunchPlan(32, 128, 2, 8)), (MAX_ROWS, LaunchPlan(64, 128, 4, 8)))
-
-
-def is_small_batch(x: Tensor, weight: Matrix) -> bool:
-    """Whether rows x [..., K] are few enough for `project` to be faster than separate launches."""
+def supports(x: Tensor, weight: Matrix, _kind: int = PLAIN) -> bool:
+    """Whether rows x [..., K] are few enough for these kernels, of any kind, to be faster than separate launches."""
     max_rows = MAX_QUANTIZED_ROWS if isinstance(weight, QuantizedMatrix) else MAX_ROWS
     rows = x.numel() // x.shape[-1]
     return kernels.active(x) and 0 < rows <= (1 if x.dtype == torch.float32 else max_rows)
 
 
-def is_faster_for_few_outputs(x: Tensor, weight: Matrix) -> bool:
-    """Whether `project` is faster than the library for rows x [..., K] and a matrix with few rows, such as 1,024.
-
-    Programs with tensor cores own 64 matrix rows each, so most multiprocessors would read nothing.
-    """
-    if not is_small_batch(x, weight):
-        return False
-    return x.numel() == x.shape[-1] or _prefetched(x, weight, PLAIN) is not None
-
-
-def project(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
-    """Compute x @ weightᵀ, or norm(x) @ weightᵀ, gated or not."""
+def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool) -> Tensor:
+    """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not, for rows that `supports` accepts: rows [M, outputs]."""
     given = x.gained if isinstance(x, PreNorm) else x
-    if not is_small_batch(given, weight):
-        return project_reference(x, weight, gated)
-    if (module := _prefetched(given, weight, GATED if gated else PLAIN)) is not None:
-        assert isinstance(weight, Tensor)
-        return module.launch(x, weight, gated).view(*given.shape[:-1], -1)
-    if register_linear.supports(given, weight, gated=gated):
-        assert isinstance(weight, Tensor)
-        return register_linear.launch(x, weight, gated).view(*given.shape[:-1], -1)
     plan = choose_plan(given.numel() // given.shape[-1], weight, gpu=gpu_of(given.device))
-    return launch(x, weight, gated, plan).view(*given.shape[:-1], -1)
+    return launch_plan(x, weight, gated, plan)
 
 
-def project_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
-    """Compute add + x @ weightᵀ, and what the products after the norm read of it.
-
-    scale [N], of a layer, by which the product is multiplied: register_linear.py only.
-    """
-    if not is_small_batch(x, weight):
-        return project_add_reference(x, weight, add, norm, scale)
-    if scale is None and (module := _prefetched(x, weight, ADD)) is not None:
-        assert isinstance(weight, Tensor)
-        return module.launch_add(x, weight, add, norm)
-    if register_linear.supports(x, weight, add=True):
-        assert isinstance(weight, Tensor)
-        return register_linear.launch_add(x, weight, add, norm, scale)
-    assert scale is None
+def launch_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
+    """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
     plan = choose_plan(x.numel() // x.shape[-1], weight, add=True, gpu=gpu_of(x.device))
-    return launch_add(x, weight, add, norm, plan)
+    return launch_add_plan(x, weight, add, norm, plan)
 
 
-def _prefetched(x: Tensor, weight: Matrix, kind: int) -> PrefetchedProducts | None:
-    return next((module for module in PREFETCHED if module.supports(x, weight, kind)), None)
-
-
-def project_reference(x: Tensor | PreNorm, weight: Matrix, gated: bool = False) -> Tensor:
-    """Reference implementation."""
-    if isinstance(x, PreNorm):
-        wide, dtype = x.squares.dtype, x.gained.dtype
-        scale = torch.rsqrt(x.squares.sum(-1, keepdim=True) / x.gained.shape[-1] + x.norm.eps)
-        given = weight.to(wide) if isinstance(weight, Tensor) else weight
-        made = (multiply_reference(x.gained.to(wide), given) * scale).to(dtype)
-    else:
-        made = multiply_reference(x, weight)
-    return silu_mul_reference(made) if gated else made
-
-
-def project_add_reference(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
-    """Reference implementation."""
-    made = multiply_reference(x, weight)
-    return pre_norm_reference(add + (made if scale is None else scale * made), norm)
-
-
-def row_block(rows: int) -> int:
-    """The rows of a tile: 1 without tensor cores, 16, 32 or 64 with them."""
-    return 1 if rows == 1 else power_of_2(min(max(rows, MIN_TILE), MAX_ROWS))
-
-
-def choose_plan(rows: int, weight: Matrix, add: bool = False, *, gpu: Gpu) -> LaunchPlan:
-    """The launch plan, from rows, shape and type of the matrix; the GPU changes only the number of stages."""
-    quantized = isinstance(weight, QuantizedMatrix)
-    height, inputs = _values(weight).shape
-    if rows == 1:
-        plan = next(plan for min_height, plan in VECTOR_PLANS if height >= min_height)
-        return replace(plan, depth=min(plan.depth, max(_lanes(weight), power_of_2(inputs))))
-    if quantized:
-        plan = next(plan for max_rows, plan in QUANTIZED_PLANS if row_block(rows) <= max_rows)
-    elif add:
-        plan = SPLIT_PLAN
-    else:
-        plan = MATRIX_PLAN
-    if add:
-        programs = -(-height // plan.height) * -(-rows // row_block(rows))
-        splits = largest_power_of_2(min(SPLIT_PROGRAMS // programs, -(-inputs // plan.depth) // 2))
-        plan = replace(plan, splits=splits)
-    stage = plan.depth * (plan.height * _values(weight).itemsize + row_block(rows) * 2)
-    # Some architectures read converted weights from shared memory.
-    spare = SPARE + (plan.depth * plan.height * 2 if quantized else 0)
-    return replace(plan, stages=min(plan.stages, (gpu.shared - spare) // stage))
-
-
-def _values(weight: Matrix) -> Tensor:
-    return weight.values if isinstance(weight, QuantizedMatrix) else weight
-
-
-def _lanes(weight: Matrix) -> int:
-    return QUANTIZED_LANES if isinstance(weight, QuantizedMatrix) else LANES
-
-
-def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool, plan: LaunchPlan) -> Tensor:
-    """Launch the kernel with this plan; returns rows [M, outputs]."""
+def launch_plan(x: Tensor | PreNorm, weight: Matrix, gated: bool, plan: LaunchPlan) -> Tensor:
+    """`launch` with this plan."""
     given = flat_rows(x.gained if isinstance(x, PreNorm) else x)
-    out = given.new_empty(len(given), len(_values(weight)) // (2 if gated else 1))
+    out = given.new_empty(len(given), len(stored_values(weight)) // (2 if gated else 1))
     if isinstance(x, PreNorm):
         _launch(given, weight, out, plan, squares=flat_rows(x.squares), eps=x.norm.eps, gated=gated)
     else:
@@ -210,23 +75,21 @@ def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool, plan: LaunchPlan) -
     return out
 
 
-def launch_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, plan: LaunchPlan) -> PreNorm:
-    """Launch the kernels with this plan; the result has the shape of `add`."""
+def launch_add_plan(x: Tensor, weight: Matrix, add: Tensor, norm: Norm, plan: LaunchPlan) -> PreNorm:
+    """`launch_add` with this plan."""
     given, added, size = flat_rows(x), flat_rows(add), add.shape[-1]
-    out, gained = (given.new_empty(added.shape) for _ in range(2))
-    parts = 1 if plan.splits > 1 else -(-size // plan.height)
-    squares = torch.empty(len(given), parts, dtype=torch.float32, device=x.device)
+    made = empty_sum(add, norm, parts=1 if plan.splits > 1 else -(-size // plan.height))
     if plan.splits > 1:
         sums = torch.empty(plan.splits, *added.shape, dtype=torch.float32, device=x.device)
         _launch(given, weight, sums[0], plan)
         add_splits_kernel[(len(added),)](
-            sums, added, norm.gain, out, gained, squares, added.stride(0), len(added), SPLITS=plan.splits,
+            sums, added, norm.gain, *made[:3], added.stride(0), len(added), SPLITS=plan.splits,
             SPLITS_BLOCK=power_of_2(plan.splits), SIZE=size, BLOCK=power_of_2(size), **overlap(given),
             num_warps=8,
         )  # fmt: skip
     else:
-        _launch(given, weight, out, plan, add=(added, norm.gain, gained, squares))
-    return PreNorm(out.view(add.shape), gained.view(add.shape), squares.view(*add.shape[:-1], parts), norm)
+        _launch(given, weight, made.rows, plan, add=(added, norm.gain, made.gained, made.squares))
+    return made
 
 
 def _launch(
@@ -239,13 +102,13 @@ def _launch(
     add: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
     gated: bool = False,
 ) -> None:
-    (rows, inputs), outputs = x.shape, out.shape[1]
+    (rows, inputs), outputs = x.shape, out.shape[-1]
     block = plan.height // (2 if gated else 1)
     added, gain, gained, out_squares = add or (out, out, out, out)
     parts, parts_row = (0, 0) if squares is None else (squares.shape[1], squares.stride(0))
     assert x.stride(1) == added.stride(1) == 1
     assert squares is None or parts == 1 or squares.stride(1) == 1
-    values = _values(weight)
+    values = stored_values(weight)
     scales = weight.scales if isinstance(weight, QuantizedMatrix) else None
     assert values.is_contiguous()
     assert scales is None or scales.is_contiguous()
@@ -263,7 +126,7 @@ def _launch(
     grid = (-(-outputs // block), plan.splits, -(-rows // row_block(rows)))
     if rows == 1:
         vector_kernel[grid](
-            *given, *settings, **shape, PARTS=plan.depth // _lanes(weight), DEPTH=_lanes(weight), **overlap(x),
+            *given, *settings, **shape, PARTS=plan.depth // lanes(weight), DEPTH=lanes(weight), **overlap(x),
             num_warps=plan.warps,
         )  # fmt: skip
     else:

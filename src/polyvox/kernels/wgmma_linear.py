@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers of large batches in CUDA C++ for sm_90 (H100, H200): norm before, gate or residual after the product.
 
-    the inputs and results of small_batch_linear.py, for LARGE_BATCHES rows and weights that are not quantised
+    the inputs and results of fused_linear.py, for LARGE_BATCHES rows and weights that are not quantised
 
 Why not the library: its products take as long, but leave norms and gates to launches of their own. A tile is chosen so
 that the tiles are about as many as the multiprocessors. Two programs of a cluster share the copies of a matrix
@@ -9,7 +9,7 @@ that the tiles are about as many as the multiprocessors. Two programs of a clust
 layer of 2,048 columns and 640 rows takes 109 instead of 129 µs), and matrices of other widths were not measured.
 
 Types: bfloat16; squares float32.
-Roundings: those of small_batch_linear.py. Products are summed over columns in ascending order, whatever the tile;
+Roundings: those of fused_linear.py. Products are summed over columns in ascending order, whatever the tile;
 squares are summed for each 64 outputs, then over these. A row's bits depend on nothing else of the batch.
 Bytes: weight and x once from memory, from cache for all clusters but the first; add and the result once.
 Grid: one program per tile, rounded up to whole clusters; a program without rows only copies its half of the matrix.
@@ -25,7 +25,7 @@ from polyvox.kernels.cuda_source import CudaSource
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.launch_overlap import LARGE_BATCH_ARCHITECTURE as ARCHITECTURE
 from polyvox.kernels.launch_overlap import is_large_batch
-from polyvox.kernels.pre_norm import Norm, PreNorm, flat_rows
+from polyvox.kernels.pre_norm import Norm, PreNorm, empty_sum, flat_rows
 from polyvox.kernels.products import ADD, GATED, PLAIN
 from polyvox.kernels.quantized_matrix import Matrix
 from polyvox.kernels.tensor_map import TensorMap
@@ -83,19 +83,15 @@ TILES = (
 )
 
 
-def supports(x: Tensor, weight: Matrix, gated: bool = False) -> bool:
-    """Whether the kernels run for rows [..., K], gated or not, with or without a residual, and a matrix [N, K].
-
-    Only the number of rows and their type are read of x. What is supported is faster than separate launches.
-    """
+def supports(x: Tensor, weight: Matrix, kind: int) -> bool:
+    """Whether the kernels run for rows x [..., K] and a matrix [N, K], and are faster than separate launches."""
     if not kernels.active(x) or x.is_cpu or not isinstance(weight, Tensor):
         return False
     rows, (outputs, inputs) = x.numel() // x.shape[-1], weight.shape
     # The smaller side of a matrix is the model's width.
     if not is_large_batch(rows, min(outputs, inputs)) or not x.dtype == weight.dtype == torch.bfloat16:
         return False
-    # Tiles without a gate divide the same matrices as those with a residual.
-    if not _tiles(outputs, GATED if gated else PLAIN) or inputs % DEPTH or inputs < MIN_INPUTS:
+    if not _tiles(outputs, kind) or inputs % DEPTH or inputs < MIN_INPUTS:
         return False
     return supports_architecture(gpu_of(x.device).architecture)
 
@@ -118,24 +114,25 @@ def _tiles(matrix_rows: int, kind: int) -> list[ProductTile]:
     return [tile for tile in TILES if tile.kind == kind and tile.divides(matrix_rows)]
 
 
-def project(x: Tensor | PreNorm, weight: Tensor, gated: bool = False) -> Tensor:
-    """small_batch_linear.project for rows that `supports` accepts."""
-    given = x.gained if isinstance(x, PreNorm) else x
-    tile = _choose(given, weight, GATED if gated else PLAIN)
-    return launch(x, weight, gated, tile).view(*given.shape[:-1], -1)
+def launch(x: Tensor | PreNorm, weight: Matrix, gated: bool) -> Tensor:
+    """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not, for rows that `supports` accepts: rows [M, outputs]."""
+    assert isinstance(weight, Tensor)
+    tile = _choose(x.gained if isinstance(x, PreNorm) else x, weight, GATED if gated else PLAIN)
+    return launch_tile(x, weight, gated, tile)
 
 
-def project_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
-    """small_batch_linear.project_add for rows that `supports` accepts."""
-    return launch_add(x, weight, add, norm, _choose(x, weight, ADD))
+def launch_add(x: Tensor, weight: Matrix, add: Tensor, norm: Norm) -> PreNorm:
+    """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
+    assert isinstance(weight, Tensor)
+    return launch_add_tile(x, weight, add, norm, _choose(x, weight, ADD))
 
 
 def _choose(x: Tensor, weight: Tensor, kind: int) -> ProductTile:
     return choose_tile(x.numel() // x.shape[-1], len(weight), kind, gpu_of(x.device).multiprocessors)
 
 
-def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool, tile: ProductTile) -> Tensor:
-    """x @ weightᵀ, or norm(x) @ weightᵀ, gated or not: rows [M, outputs]."""
+def launch_tile(x: Tensor | PreNorm, weight: Tensor, gated: bool, tile: ProductTile) -> Tensor:
+    """`launch` with this tile."""
     given = flat_rows(x.gained if isinstance(x, PreNorm) else x)
     out = given.new_empty(len(given), len(weight) // (2 if gated else 1))
     squares, eps = (flat_rows(x.squares), x.norm.eps) if isinstance(x, PreNorm) else (None, 0.0)
@@ -143,13 +140,11 @@ def launch(x: Tensor | PreNorm, weight: Tensor, gated: bool, tile: ProductTile) 
     return out
 
 
-def launch_add(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, tile: ProductTile) -> PreNorm:
-    """add + x @ weightᵀ, and what the products after the norm read of it; the result has the shape of `add`."""
-    given, added = flat_rows(x), flat_rows(add)
-    out, gained = (given.new_empty(added.shape) for _ in range(2))
-    squares = torch.empty(len(given), len(weight) // PART, dtype=torch.float32, device=x.device)
-    _launch(given, weight, None, added, norm.gain, out, gained, squares, tile, 0.0)
-    return PreNorm(out.view(add.shape), gained.view(add.shape), squares.view(*add.shape[:-1], -1), norm)
+def launch_add_tile(x: Tensor, weight: Tensor, add: Tensor, norm: Norm, tile: ProductTile) -> PreNorm:
+    """`launch_add` with this tile."""
+    made = empty_sum(add, norm, len(weight) // PART)
+    _launch(flat_rows(x), weight, None, flat_rows(add), norm.gain, *made[:3], tile, 0.0)
+    return made
 
 
 def _launch(
@@ -164,7 +159,7 @@ def _launch(
     tile: ProductTile,
     eps: float,
 ) -> None:
-    (rows, inputs), outputs = x.shape, out.shape[1]
+    (rows, inputs), outputs = x.shape, out.shape[-1]
     assert weight.is_contiguous()
     assert add is None or (add.stride(1) == 1 and add.stride(0) % 8 == 0)
     assert gain is None or (gain.dtype == x.dtype and gain.is_contiguous())

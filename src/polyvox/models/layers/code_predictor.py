@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.kernels.fused_linear import is_faster_for_few_outputs
 from polyvox.kernels.pre_norm import Norm, PreNorm
-from polyvox.kernels.small_batch_linear import is_faster_for_few_outputs
 from polyvox.models.layers.linear import Linear, StackedEmbedding, StackedLinear
 from polyvox.models.layers.rotary import RotaryEmbedding
 from polyvox.models.layers.transformer import Transformer

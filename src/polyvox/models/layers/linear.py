@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox import kernels
-from polyvox.kernels import wgmma_linear
+from polyvox.kernels.fused_linear import choose, project, project_add
 from polyvox.kernels.pre_norm import Norm, PreNorm
+from polyvox.kernels.products import PLAIN
 from polyvox.kernels.quantized_matrix import Matrix, QuantizedMatrix, multiply, quantize_matrix, select
-from polyvox.kernels.small_batch_linear import is_small_batch, project, project_add
 
 
 class Projection(Protocol):
@@ -20,38 +19,14 @@ class Projection(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
-    def supports_fused(self, x: Tensor, gated: bool = False) -> bool:
-        """Whether `fused` is faster for these rows than separate launches."""
+    def supports_fused(self, x: Tensor, kind: int = PLAIN) -> bool:
+        """Whether `fused` or, for ADD, `add_fused` is faster for these rows than separate launches."""
 
     def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
         """The projection of x or norm(x), gated (silu(first half) · second half) or not, in one launch."""
 
     def add_fused(self, x: Tensor, residual: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
         """residual + the projection of x, times the layer's scale, and what projections after the norm need."""
-
-
-def supports_fused(x: Tensor, matrix: Matrix, gated: bool) -> bool:
-    """Whether there is a product for these rows that includes norm, gate or residual, and is faster."""
-    return is_small_batch(x, matrix) or wgmma_linear.supports(x, matrix, gated)
-
-
-def project_fused(x: Tensor | PreNorm, matrix: Matrix, gated: bool) -> Tensor:
-    """The product of x or norm(x), gated or not."""
-    given = x.gained if isinstance(x, PreNorm) else x
-    assert not kernels.active(given) or supports_fused(given, matrix, gated), given.shape
-    if wgmma_linear.supports(given, matrix, gated):
-        assert isinstance(matrix, Tensor)
-        return wgmma_linear.project(x, matrix, gated)
-    return project(x, matrix, gated)
-
-
-def project_add_fused(x: Tensor, matrix: Matrix, residual: Tensor, norm: Norm, scale: Tensor | None) -> PreNorm:
-    """residual + the product, times scale, and what products after the norm need."""
-    assert not kernels.active(x) or supports_fused(x, matrix, gated=False), x.shape
-    if scale is None and wgmma_linear.supports(x, matrix):
-        assert isinstance(matrix, Tensor)
-        return wgmma_linear.project_add(x, matrix, residual, norm)
-    return project_add(x, matrix, residual, norm, scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +38,14 @@ class MatrixProjection:
     def __call__(self, x: Tensor) -> Tensor:
         return multiply(x, self.matrix)
 
-    def supports_fused(self, x: Tensor, gated: bool = False) -> bool:
-        return supports_fused(x, self.matrix, gated)
+    def supports_fused(self, x: Tensor, kind: int = PLAIN) -> bool:
+        return choose(x, self.matrix, kind) is not None
 
     def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
-        return project_fused(x, self.matrix, gated)
+        return project(x, self.matrix, gated)
 
     def add_fused(self, x: Tensor, residual: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
-        return project_add_fused(x, self.matrix, residual, norm, scale)
+        return project_add(x, self.matrix, residual, norm, scale)
 
 
 class QuantizableWeights(nn.Module):
@@ -108,14 +83,14 @@ class Linear(QuantizableWeights):
     def forward(self, x: Tensor) -> Tensor:
         return multiply(x, self.matrix) if self.bias is None else F.linear(x, self.weight, self.bias)
 
-    def supports_fused(self, x: Tensor, gated: bool = False) -> bool:
-        return self.bias is None and supports_fused(x, self.matrix, gated)
+    def supports_fused(self, x: Tensor, kind: int = PLAIN) -> bool:
+        return self.bias is None and choose(x, self.matrix, kind) is not None
 
     def fused(self, x: Tensor | PreNorm, gated: bool = False) -> Tensor:
-        return project_fused(x, self.matrix, gated)
+        return project(x, self.matrix, gated)
 
     def add_fused(self, x: Tensor, residual: Tensor, norm: Norm, scale: Tensor | None = None) -> PreNorm:
-        return project_add_fused(x, self.matrix, residual, norm, scale)
+        return project_add(x, self.matrix, residual, norm, scale)
 
 
 class PackedLinear(Linear):

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyvox import kernels
+from polyvox.kernels import small_batch_linear
 from polyvox.kernels.pre_norm import PreNorm
-from polyvox.kernels.small_batch_linear import is_small_batch
 from polyvox.models.layers.code_predictor import CodePredictor
 from polyvox.models.layers.linear import Linear, arrange_matrices
 from polyvox.models.layers.rotary import RotaryEmbedding
@@ -101,13 +101,15 @@ class BaseTalker(nn.Module, ABC):
         if not isinstance(last, PreNorm):
             return last
         hidden = last.gained
-        fused = is_small_batch(hidden, self.codec_head.matrix) and self.code_predictor.fuses_final_norm(hidden)
+        fused = small_batch_linear.supports(hidden, self.codec_head.matrix) and self.code_predictor.fuses_final_norm(
+            hidden
+        )
         return last if fused else self.model.norm(last.rows)
 
     def logits(self, hidden: Tensor | PreNorm) -> Tensor:
         """Logits of the first code for hidden states of `frame`."""
         # Without a norm, gate or residual only small batches gain from a fused projection.
-        if isinstance(hidden, PreNorm) or is_small_batch(hidden, self.codec_head.matrix):
+        if isinstance(hidden, PreNorm) or small_batch_linear.supports(hidden, self.codec_head.matrix):
             return self.codec_head.fused(hidden)
         return self.codec_head(hidden)
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.kernels import attention_output, decode_attention, pair_attention, register_linear
+from polyvox.kernels import attention_output, decode_attention, pair_attention, register_linear, small_batch_linear
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.decode_attention import rotary_attention
 from polyvox.kernels.norm import rms_norm_reference
 from polyvox.kernels.pre_norm import Norm, PreNorm, embed_pre_norm, pair_pre_norm, pre_norm
 from polyvox.kernels.prefill_attention import prompt_attention
+from polyvox.kernels.products import ADD, GATED, PLAIN
 from polyvox.kernels.ring_attention import RingAttention
 from polyvox.kernels.rotary import HeadRotation, rotary_store
-from polyvox.kernels.small_batch_linear import is_small_batch
 from polyvox.models.layers.linear import Linear, PackedLinear, Projection
 from polyvox.models.layers.mlp import MLP
 from polyvox.models.layers.moe import SparseMLP
@@ -150,15 +150,19 @@ class TransformerLayer(nn.Module):
         attention, mlp = self.self_attn, self.mlp
         if self.self_attn_layer_scale is None:
             if not isinstance(mlp, MLP):
-                return is_small_batch(x, attention.qkv.matrix)
-            plain = attention.qkv, attention.o_proj, mlp.down_proj
-            return all(each.supports_fused(x) for each in plain) and mlp.gate_up.supports_fused(x, gated=True)
+                return small_batch_linear.supports(x, attention.qkv.matrix)
+            return (
+                attention.qkv.supports_fused(x)
+                and attention.o_proj.supports_fused(x, ADD)
+                and mlp.gate_up.supports_fused(x, GATED)
+                and mlp.down_proj.supports_fused(x, ADD)
+            )
         # Layers with scales have products that only this kernel fuses; one call needs all four.
         return (
             isinstance(mlp, MLP)
-            and register_linear.supports(x, attention.qkv.weight)
-            and register_linear.supports(x, mlp.gate_up.weight, gated=True)
-            and all(register_linear.supports(x, each.weight, add=True) for each in (attention.o_proj, mlp.down_proj))
+            and register_linear.supports(x, attention.qkv.weight, PLAIN)
+            and register_linear.supports(x, mlp.gate_up.weight, GATED)
+            and all(register_linear.supports(x, each.weight, ADD) for each in (attention.o_proj, mlp.down_proj))
         )
 
 
