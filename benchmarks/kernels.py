@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from polyvox import kernels
 from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels.attention import paged_attention
-from polyvox.kernels.decode_attention import rotary_attention
+from polyvox.kernels.cache_attention import attend_decode
 from polyvox.kernels.gpu import gpu_of
 from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.next_inputs import NextText, next_inputs
@@ -152,7 +152,7 @@ def decode(batch: int, context: int, page: int, kv_dtype: torch.dtype = DTYPE) -
     rotation = head_rotation(context)
 
     def call(qkv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        return rotary_attention(qkv, rotation, past.rows(slots, positions))
+        return attend_decode(qkv, rotation, past.rows(slots, positions))
 
     rows = normal(batch, (HEADS + 2 * KV_HEADS) * DIM), past.slots, past.positions
     return Case(rows, call, batch * (context * past.position_bytes + (2 * HEADS + 2 * KV_HEADS) * DIM * 2))

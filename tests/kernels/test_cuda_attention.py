@@ -16,7 +16,8 @@ from gpu_only import needs_gpu
 from paged_pools import by_head, copied
 from polyvox.kernels import page_attention, pair_attention
 from polyvox.kernels.attention import paged_attention_reference
-from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
+from polyvox.kernels.cache_attention import attend_decode
+from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.rotary import HeadRotation, rotary_store_reference
@@ -118,8 +119,8 @@ def test_attention_over_a_page_equals_its_reference(rows: int) -> None:
     qkv, rotation, given = inputs(rows, 1, DEVICE)
     assert supported((qkv, rotation, given))
     cache, expected_cache = copied(given), copied(given)
-    found, expected = rotary_attention(qkv, rotation, cache), rotary_attention_reference(qkv, rotation, expected_cache)
+    found, expected = attend_decode(qkv, rotation, cache), rotary_attention_reference(qkv, rotation, expected_cache)
     torch.testing.assert_close(found.float(), expected.float(), atol=2**-7, rtol=2**-6)
     assert torch.equal(cache.keys, expected_cache.keys)
     assert torch.equal(cache.values, expected_cache.values)
-    assert torch.equal(rotary_attention(qkv, rotation, copied(given)), found)
+    assert torch.equal(attend_decode(qkv, rotation, copied(given)), found)

@@ -19,9 +19,13 @@ REFERENCES = {
     "code_sum.sum_codes_kernel": ("sum_codes", "sum_codes_reference", "test_codec_inputs_kernel.py"),
     "conv.conv_kernel": ("causal_conv", "causal_conv_reference", "test_conv_kernel.py"),
     "conv.update_history_kernel": ("update_history", "update_history_reference", "test_conv_kernel.py"),
-    "decode_attention.decode_kernel": ("rotary_attention", "rotary_attention_reference", "test_layer_kernels.py"),
+    "decode_attention.decode_kernel": (
+        "cache_attention.attend_decode",
+        "rotary_attention_reference",
+        "test_layer_kernels.py",
+    ),
     "decode_attention.combine_splits_kernel": (
-        "rotary_attention",
+        "cache_attention.attend_decode",
         "rotary_attention_reference",
         "test_layer_kernels.py",
     ),

@@ -12,7 +12,8 @@ from kernels.test_attention_kernel import case
 from kernels.test_layer_kernels import decode_case, rotary_case
 from paged_pools import quantized
 from polyvox.kernels.attention import paged_attention, paged_attention_reference
-from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
+from polyvox.kernels.cache_attention import attend_decode
+from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.paged_rows import PagedRows
 from polyvox.kernels.quantized_rows import dequantize_rows, quantize_rows, supports
@@ -82,7 +83,7 @@ def test_a_decoding_step_equals_its_reference(positions: list[int], heads: int, 
     given = decode_case(positions, heads, kv_heads, dim, torch.float32)
     given = given._replace(cache=quantized(given.cache, torch.int8))
     plain = given.copied()
-    assert_close_by_steps(rotary_attention(*given), rotary_attention_reference(*plain))
+    assert_close_by_steps(attend_decode(*given), rotary_attention_reference(*plain))
     assert_same_cache(given.cache, plain.cache)
 
 

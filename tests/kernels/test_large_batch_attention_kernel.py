@@ -13,6 +13,7 @@ from paged_pools import quantized
 from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.large_batch_attention import launch, supports
 from polyvox.kernels.paged_rows import PagedRows
+from polyvox.kernels.rotary import HeadRotation
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -70,10 +71,12 @@ def test_a_row_of_a_large_batch_has_the_same_bits_at_any_index() -> None:
 
 
 def test_it_is_chosen_for_many_rows_of_one_page_or_of_a_quantised_cache() -> None:
+    rotation = HeadRotation(torch.empty(16, 32), torch.empty(16, 32), None, 1e-6)
+
     def chosen(rows: int, heads: int, pages: int, dtype: torch.dtype) -> bool:
         pool, slots = torch.empty(9, 16, 2, 32, dtype=dtype), torch.arange(rows)
         cache = PagedRows(pool, pool, torch.zeros(rows, pages, dtype=torch.int64), slots, slots)
-        return supports(torch.empty(rows, (heads + 4) * 32), cache)
+        return supports(torch.empty(rows, (heads + 4) * 32), rotation, cache)
 
     assert chosen(64, 4, 1, torch.bfloat16)
     assert chosen(64, 4, 9, torch.int8)

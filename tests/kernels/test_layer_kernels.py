@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from paged_pools import copied
-from polyvox.kernels.decode_attention import rotary_attention, rotary_attention_reference
+from polyvox.kernels.cache_attention import attend_decode
+from polyvox.kernels.decode_attention import rotary_attention_reference
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from polyvox.kernels.paged_rows import PagedRows
@@ -73,7 +74,7 @@ def test_the_gate_equals_its_reference(shape: tuple[int, ...], dtype: torch.dtyp
 
 
 class RotaryCase(NamedTuple):
-    """The arguments of `rotary_store` and `rotary_attention`."""
+    """The arguments of `rotary_store` and `attend_decode`."""
 
     qkv: Tensor
     rotation: HeadRotation
@@ -179,7 +180,7 @@ def test_a_decoding_step_equals_its_reference(
 ) -> None:
     given = decode_case(positions, heads, kv_heads, dim, dtype, norm, page)
     plain = given.copied()
-    assert_close(rotary_attention(*given), rotary_attention_reference(*plain), 3 * CLOSE[dtype])
+    assert_close(attend_decode(*given), rotary_attention_reference(*plain), 3 * CLOSE[dtype])
     assert_close_caches(given.cache, plain.cache, 2 * CLOSE[dtype])
 
 
@@ -187,14 +188,14 @@ def test_a_decoding_step_equals_its_reference(
 def test_programs_divide_the_positions_of_a_row_if_the_gpu_has_idle_multiprocessors(multiprocessors: int) -> None:
     """One program per head, or two, of which the first has two of three blocks; otherwise one for each block."""
     given = decode_case([128, 300], 4, 2, 32, torch.float16)
-    by_block = rotary_attention(*given)
+    by_block = attend_decode(*given)
     with assume(replace(GPUS[90], multiprocessors=multiprocessors)):
-        found = rotary_attention(*given)
+        found = attend_decode(*given)
     assert_close(found, by_block, CLOSE[torch.float16])
     assert not torch.equal(found, by_block)  # the sums are in another order
 
 
 def test_a_decoding_step_gives_a_row_the_same_bits_at_any_index() -> None:
     given = decode_case([0, 17, 40], 4, 2, 32, torch.float32)
-    found = rotary_attention(*given)
-    assert torch.equal(rotary_attention(*given.reversed()).flip(0), found)
+    found = attend_decode(*given)
+    assert torch.equal(attend_decode(*given.reversed()).flip(0), found)

@@ -13,7 +13,7 @@ from conftest import DEVICE
 from gpu_only import needs_gpu
 from kernels.test_layer_kernels import EPS, RotaryCase, random, rotary_case
 from paged_pools import copied, own_rows, quantized
-from polyvox.kernels.decode_attention import rotary_attention
+from polyvox.kernels.cache_attention import attend_decode
 from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.norm import add_rms_norm, add_rms_norm_reference
@@ -66,7 +66,7 @@ def test_a_decoding_step_stores_the_bits_of_its_reference(
 ) -> None:
     given = case_on_gpu(rows, dtype, kv_dtype)
     plain = copied(given.cache)
-    rotary_attention(*given)
+    attend_decode(*given)
     rotary_store_reference(given.qkv, given.rotation, plain)
     assert_same_rows(given.cache, plain)
 

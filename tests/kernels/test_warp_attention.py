@@ -17,9 +17,9 @@ from conftest import DEVICE
 from gpu_only import needs_gpu
 from kernels.test_cuda_attention import inputs
 from paged_pools import assert_stored, by_head, copied, own_rows, quantized
-from polyvox.kernels import decode_attention, graph_memory, warp_attention
+from polyvox.kernels import graph_memory, large_batch_attention, warp_attention
 from polyvox.kernels.attention import paged_attention_reference
-from polyvox.kernels.decode_attention import rotary_attention
+from polyvox.kernels.cache_attention import attend_decode, choose
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.kv_quantize import KVScales
 from polyvox.kernels.launches import META, Launch, record_launches
@@ -92,14 +92,14 @@ def test_rows_over_several_pages_are_supported_on_one_architecture() -> None:
 def test_nothing_is_supported_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warp_attention.source(), "_available", False)
     assert not warp_attention.supports(rows(512), rotation(), cache_of(512))
-    assert not decode_attention.supports(rows(512), rotation(), cache_of(512))
-    assert decode_attention.supports(rows(512), rotation(), cache_of(512, torch.int8))
+    assert choose(rows(512), rotation(), cache_of(512)) is None
+    assert choose(rows(512), rotation(), cache_of(512, torch.int8)) is large_batch_attention
 
 
 @pytest.mark.usefixtures("_nvrtc")
 def test_a_large_batch_is_one_launch() -> None:
-    assert decode_attention.supports(rows(512), rotation(), cache_of(512))
-    calls = [lambda: rotary_attention(rows(512), rotation(), cache_of(512))]
+    assert choose(rows(512), rotation(), cache_of(512)) is warp_attention
+    calls = [lambda: attend_decode(rows(512), rotation(), cache_of(512))]
     assert record_launches(calls, GPUS[90]) == [Launch("warp_attention.cu:90", "", 90)]
 
 

@@ -63,7 +63,7 @@ def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows, weight: Matr
 
 
 def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:
-    """add + the output projection of decode_attention.rotary_attention, for inputs that `supports` accepts."""
+    """add + the output projection of cache_attention.attend_decode, for inputs that `supports` accepts."""
     keys, values, _, _, tables, slots, positions = cache.launch_tensors(qkv)
     strides = cache.launch_strides()
     assert qkv.stride(1) == 1

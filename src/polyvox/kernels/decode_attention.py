@@ -7,8 +7,7 @@ Fuses rotary.py and attention.py. A row attends to itself from registers and to 
 reads what it writes. For small batches the first block of the past is prefetched before the previous launch has ended
 (launch_overlap.py), which is safe because earlier steps wrote it. A few rows leave most multiprocessors idle: several
 programs divide the blocks of positions of a row, and a second launch combines their results. Otherwise all blocks go
-through one pipelined loop. Consecutive rows of one slot (a prompt) need the two separate launches. Where
-page_attention.py, warp_attention.py or large_batch_attention.py support a launch, it is computed there.
+through one pipelined loop. Consecutive rows of one slot (a prompt) need the two separate launches.
 
 Types: bfloat16, float16, float32; one type for all tensors, or a quantised cache (kv_quantize.py).
 Roundings: those of rotary.py, then those of attention.py; the row's own position comes first in the reduction, with the
@@ -26,8 +25,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyvox import kernels
-from polyvox.kernels import large_batch_attention, page_attention, warp_attention
 from polyvox.kernels.attention import BLOCK, LOG2_E, MIN_TILE, paged_attention_reference
 from polyvox.kernels.attention_blocks import attend_block, load_kv_block, load_scale_block
 from polyvox.kernels.gpu import gpu_of
@@ -46,29 +43,18 @@ SMALL_BATCH_ROWS, SMALL_BATCH_BLOCK = 16, 128
 MAX_ROWS = 128  # above, two launches are faster than decode_kernel (H200: 6 % of a frame step at 512 rows)
 
 
-def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> bool:
+def supports(qkv: Tensor, _rotation: HeadRotation, _cache: PagedRows) -> bool:
     """Whether one launch is faster for these rows than rotary.py and attention.py."""
-    has_own_kernel = warp_attention.supports(qkv, rotation, cache) or large_batch_attention.supports(qkv, cache)
-    return len(qkv) <= MAX_ROWS or has_own_kernel
+    return len(qkv) <= MAX_ROWS
 
 
-def rotary_attention(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
-    """Normalise and rotate each row's heads, store k and v in the cache, and attend."""
-    if not kernels.active(qkv):
-        return rotary_attention_reference(qkv, rotation, cache)
+def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
+    """Normalise and rotate the heads of one or more rows, store k and v in the cache, and attend."""
     rows, heads, kv_heads, dim = len(qkv), cache.num_heads(qkv), cache.kv_heads, cache.dim
     group = heads // kv_heads
     out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    if not rows:
-        return out
     assert qkv.stride(1) == 1
     assert not rotation.by_row
-    if page_attention.supports(qkv, rotation, cache):
-        return page_attention.launch(qkv, rotation, cache)
-    if warp_attention.supports(qkv, rotation, cache):
-        return warp_attention.launch(qkv, rotation, cache)
-    if large_batch_attention.supports(qkv, cache):
-        return large_batch_attention.launch(qkv, rotation, cache)
     small_batch = rows <= SMALL_BATCH_ROWS
     max_block = SMALL_BATCH_BLOCK if small_batch and qkv.dtype != torch.float32 else BLOCK
     block = max(MIN_TILE, min(max_block, power_of_2(cache.max_positions)))
@@ -99,7 +85,7 @@ def rotary_attention(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> T
 
 
 def rotary_attention_reference(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
-    """Reference implementation: the two separate reference implementations in sequence."""
+    """Reference implementation, also of prompts: the two separate reference implementations in sequence."""
     return paged_attention_reference(rotary_store_reference(qkv, rotation, cache), cache)
 
 

@@ -40,18 +40,18 @@ THREADS, LOAD = 32, 16  # of a warp; bytes per thread and load
 DEPTH, WARPS = 2, 1  # positions per lane and block; warps of a program
 
 
-def supports(qkv: Tensor, cache: PagedRows) -> bool:
+def supports(qkv: Tensor, _rotation: HeadRotation, cache: PagedRows) -> bool:
     """Whether the kernel runs for these heads, and faster than tensor cores do for these rows.
 
     These wait for shared memory where a slot has one page, and for the conversion of a quantised cache (H200, 512 rows:
     10 instead of 18 µs over 8 positions of one page, 109 instead of 166 µs over 256 positions of int8).
     """
-    is_faster = len(qkv) >= MIN_ROWS and (cache.tables.shape[1] == 1 or is_quantized(cache.keys.dtype))
+    is_faster = len(qkv) >= MIN_ROWS and (cache.is_single_page or is_quantized(cache.keys.dtype))
     return is_faster and cache.num_heads(qkv) <= MAX_GROUP * cache.kv_heads and cache.dim & (cache.dim - 1) == 0
 
 
 def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
-    """decode_attention.rotary_attention, for inputs that `supports` accepts."""
+    """cache_attention.attend_decode, for inputs that `supports` accepts."""
     rows, heads, kv_heads, dim = len(qkv), cache.num_heads(qkv), cache.kv_heads, cache.dim
     out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
     pack = 4 // cache.keys.itemsize
@@ -61,7 +61,7 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
         qkv.stride(0), *cache.launch_strides(pack), rotation.eps, dim**-0.5 * LOG2_E,
         NORM=rotation.norms is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, PACK=pack,
         PAGE=cache.page, LANES=max(1, WARPS * THREADS * LOAD // (dim * cache.keys.itemsize)), DEPTH=DEPTH,
-        PREFETCH=cache.tables.shape[1] > 1 or overlapping["OVERLAP"], LARGEST=LARGEST.get(cache.keys.dtype),
+        PREFETCH=not cache.is_single_page or overlapping["OVERLAP"], LARGEST=LARGEST.get(cache.keys.dtype),
         **overlapping, num_warps=WARPS,
     )  # fmt: skip
     return out

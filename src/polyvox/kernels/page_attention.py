@@ -47,7 +47,7 @@ def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> bool:
         and not qkv.is_cpu
         and len(qkv) <= MAX_ROWS
         and qkv.dtype == cache.keys.dtype == torch.bfloat16
-        and cache.tables.shape[1] == 1
+        and cache.is_single_page
         and cache.page <= POSITIONS
         and cache.dim == DIM
         and cache.num_heads(qkv) == GROUP * cache.kv_heads
@@ -62,7 +62,7 @@ def supports_architecture(architecture: int) -> bool:
 
 
 def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
-    """decode_attention.rotary_attention, for inputs that `supports` accepts."""
+    """cache_attention.attend_decode, for inputs that `supports` accepts."""
     rows, kv_heads = len(qkv), cache.kv_heads
     out = torch.empty(rows, GROUP * kv_heads, DIM, dtype=qkv.dtype, device=qkv.device)
     assert qkv.stride(1) == 1

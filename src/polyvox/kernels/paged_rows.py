@@ -41,6 +41,11 @@ class PagedRows:
         """Positions that a slot's pages hold."""
         return self.tables.shape[1] * self.page
 
+    @property
+    def is_single_page(self) -> bool:
+        """Whether a slot has one page, as in the code predictor."""
+        return self.tables.shape[1] == 1
+
     def num_heads(self, qkv: Tensor) -> int:
         """The query heads of rows [N, (H + 2·KVH)·D]."""
         return qkv.shape[1] // self.dim - 2 * self.kv_heads

@@ -56,7 +56,7 @@ def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> bool:
         and not qkv.is_cpu
         and qkv.dtype == torch.bfloat16
         and cache.keys.dtype in NAMES
-        and cache.tables.shape[1] > 1
+        and not cache.is_single_page
         and cache.keys.shape[1:] == (PAGE, KV_HEADS, DIM)
         and cache.is_by_head
         and cache.num_heads(qkv) == GROUP * KV_HEADS
@@ -119,7 +119,7 @@ def choose_division(rows: int, multiprocessors: int) -> RowDivision:
 
 
 def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
-    """decode_attention.rotary_attention for inputs that `supports` accepts."""
+    """cache_attention.attend_decode, for inputs that `supports` accepts."""
     rows, dtype = len(qkv), cache.keys.dtype
     division = choose_division(rows, gpu_of(qkv.device).multiprocessors)
     out = torch.empty(rows, GROUP * KV_HEADS, DIM, dtype=qkv.dtype, device=qkv.device)

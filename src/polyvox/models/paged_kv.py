@@ -43,11 +43,6 @@ class PagedKVView:
     scales: Tensor | None = None  # [2, layers, P, KVH, PAGE]: of keys and of values, if they are quantised
     is_first_pair: bool = False  # rows 2i and 2i + 1 are positions 0 and 1 of one slot, and the only ones of its page
 
-    @property
-    def is_single_page(self) -> bool:
-        """Whether a slot has one page, as in the code predictor."""
-        return self.tables.shape[1] == 1
-
     def layer(self, index: int) -> PagedRows:
         """The rows in one layer's pages."""
         scales = None if self.scales is None else KVScales(*self.scales[:, index])

@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.kernels import attention_output, decode_attention, pair_attention, register_linear, small_batch_linear
-from polyvox.kernels.attention import paged_attention
-from polyvox.kernels.decode_attention import rotary_attention
+from polyvox.kernels import attention_output, cache_attention, register_linear, small_batch_linear
 from polyvox.kernels.norm import rms_norm_reference
 from polyvox.kernels.pre_norm import Norm, PreNorm, embed_pre_norm, pair_pre_norm, pre_norm
-from polyvox.kernels.prefill_attention import prompt_attention
 from polyvox.kernels.products import ADD, GATED, PLAIN
 from polyvox.kernels.ring_attention import RingAttention
 from polyvox.kernels.rotary import HeadRotation, rotary_store
@@ -100,15 +97,9 @@ class Attention(nn.Module):
 
     def _attend_paged(self, qkv: Tensor, layer: int, rotary: RotaryEmbedding, view: PagedKVView) -> Tensor:
         """Attention of rows [..., q, k and v] over the paged KV cache; rotary has the angles of all positions."""
-        rows, rotation, cache = qkv.flatten(0, -2), self._rotation(rotary), view.layer(layer)
-        if view.decode_only and decode_attention.supports(rows, rotation, cache):
-            attended = rotary_attention(rows, rotation, cache)
-        elif view.is_first_pair and pair_attention.supports(rows, rotation, cache):
-            attended = pair_attention.launch(rows, rotation, cache)
-        elif view.decode_only or view.is_single_page:
-            attended = paged_attention(rotary_store(rows, rotation, cache), cache)
-        else:
-            attended = prompt_attention(rows, rotation, cache)
+        attended = cache_attention.attend(
+            qkv.flatten(0, -2), self._rotation(rotary), view.layer(layer), view.decode_only, view.is_first_pair
+        )
         return attended.view(*qkv.shape[:-1], -1)
 
 
