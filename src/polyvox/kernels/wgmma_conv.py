@@ -195,8 +195,8 @@ def residual_unit(
     dilation: int,
     state: Tensor,
     slots: Tensor,
-    return_sum: bool = True,
-    absent: Tensor | None = None,
+    return_sum: bool,
+    absent: Tensor | None,
     update: UpdateHistory = update_history,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum and its Snake, [B,C,T] each, one tensor twice without return_sum; active is the Snake of x.
@@ -238,7 +238,7 @@ def convolution(
     packed: PackedStages,
     state: Tensor | None,
     slots: Tensor,
-    add: Tensor | None = None,
+    add: Tensor | None,
     return_sum: bool = True,
     absent: Tensor | None = None,
     update: UpdateHistory = update_history,

@@ -28,7 +28,7 @@ class AlignmentScheduler:
         return timed
 
 
-def word_objects(timed: Iterable[TimedText], file_start: float = 0.0) -> list[dict[str, Any]]:
+def word_objects(timed: Iterable[TimedText], file_start: float) -> list[dict[str, Any]]:
     """file_start: the moment from which times count, in seconds."""
     return [
         {
@@ -43,7 +43,7 @@ def word_objects(timed: Iterable[TimedText], file_start: float = 0.0) -> list[di
     ]
 
 
-def segment_objects(timed: Iterable[TimedText], file_start: float = 0.0) -> list[dict[str, Any]]:
+def segment_objects(timed: Iterable[TimedText], file_start: float) -> list[dict[str, Any]]:
     """file_start: the moment from which times count, in seconds."""
     return [
         {
