@@ -12,18 +12,22 @@ Random weights at the published size; median milliseconds of CUDA graph replays.
 
 import argparse
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.cuda_timing import median_replay_ms
+
 from polyvox import kernels
-from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels import conv, sample_conv, tiles, wgmma_conv
 from polyvox.models.layers.conv_decoder import ResidualUnit, SampleConv, SnakeBeta, Stateful
 from polyvox.models.layers.decoder_pass import DecoderPass

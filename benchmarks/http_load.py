@@ -26,6 +26,8 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -33,7 +35,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # all processes of the server import this module
-    from polyvox.bench.load import Load, Mode
+    from polyvox.bench.load import ClientLag, Load, Mode
+    from polyvox.bench.metrics import RequestTrace
     from polyvox.engine.interface import InProcessEngine
     from polyvox.server.settings import Settings
 
@@ -191,14 +194,27 @@ class Monitor(threading.Thread):
         return connections, ", ".join(" + ".join(f"{each:.2f}" for each in sample) for sample in samples) or "-"
 
 
-def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, report: Path) -> dict[str, str]:
-    """One row of the table."""
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One level of load. before, after: reports of the engine's process. CPU times are in seconds."""
+
+    traces: "Sequence[RequestTrace]"
+    lag: "ClientLag"
+    before: dict[str, float]
+    after: dict[str, float]
+    elapsed: float
+    server_times: list[float]  # by process
+    client_time: float
+    connections: str
+    memory: str
+
+
+def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, report: Path) -> Measurement:
     from process_times import descendants, process_seconds, resident_bytes
 
     from polyvox.bench.clients import ServerTarget
     from polyvox.bench.load_generator import run_on_server
     from polyvox.bench.prompts import prompts
-    from polyvox.bench.summary import summarise
 
     engine = json.loads(report.read_text())["pid"]
     others = [pid for pid in descendants(main) if pid != engine and resident_bytes(pid) > 32 << 20]
@@ -221,11 +237,19 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
     after, elapsed = json.loads(report.read_text()), time.monotonic() - began
     server_times = [process_seconds(pid) - then for pid, then in zip(servers, server_before, strict=True)]
     client_time = sum(os.times()[:4]) - client_before
-    connections, memory = monitor.stop()
+    return Measurement(traces, lag, before, after, elapsed, server_times, client_time, *monitor.stop())
+
+
+def row(label: str, level: Measurement) -> dict[str, str]:
+    """One row of the table."""
+    from polyvox.bench.summary import summarise
+
+    before, after, lag, servers = level.before, level.after, level.lag, level.server_times
     frames = max(1.0, after["frames"] - before["frames"])
     steps = max(1.0, after["steps"] - before["steps"])
-    found = summarise(traces)
+    found = summarise(level.traces)
     ttfp = found.ttfp
+    failures = {f"{trace.error}: {trace.detail}"[:MAX_FAILURE_CHARS] for trace in level.traces if trace.error}
 
     def by_part(prefix: str) -> str:
         values = {name.removeprefix(prefix): after[name] - before[name] for name in after if name.startswith(prefix)}
@@ -234,10 +258,9 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
 
     by_thread = [after[f"cpu_{name}"] - before[f"cpu_{name}"] for name in ENGINE_THREADS]
     return {
-        "load": load.label,
+        "load": label,
         "requests, failed": f"{found.requests}, {found.failed}",
-        "failures": "; ".join(sorted({f"{t.error}: {t.detail}"[:MAX_FAILURE_CHARS] for t in traces if t.error})[:3])
-        or "-",
+        "failures": "; ".join(sorted(failures)[:3]) or "-",
         "underruns (streams), longest, ms": (
             f"{found.underruns.count} ({found.underruns.streams}), {1e3 * found.underruns.longest:.0f}"
         ),
@@ -248,7 +271,7 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
         )
         or "-",
         "audio s/s": f"{found.received or 0:.0f}",
-        "step, ms": f"{1e3 * elapsed / steps:.1f}",
+        "step, ms": f"{1e3 * level.elapsed / steps:.1f}",
         "frames per step": f"{frames / steps:.0f}",
         "engine process, us/frame: engine thread + I/O loop + preparation + other": (
             " + ".join(f"{1e6 * value / frames:.1f}" for value in by_thread) + f" = {1e6 * sum(by_thread) / frames:.1f}"
@@ -259,11 +282,11 @@ def measure_level(args: argparse.Namespace, load: "Load", main: int, port: int, 
             f"{(after['codec_calls'] - before['codec_calls']) / steps:.1f}, "
             f"{(after['codec_streams'] - before['codec_streams']) / steps:.0f}"
         ),
-        "servers, us/frame": f"{1e6 * sum(server_times) / frames:.1f}",
-        "busiest server, share of a core": f"{max(server_times) / elapsed:.0%} of {len(servers)}",
-        "connections by server": connections,
-        "memory, GB, engine + servers + GPU at the start, half of the time and the end": memory,
-        "clients, us/frame": f"{1e6 * client_time / frames:.1f} in {lag.processes}",
+        "servers, us/frame": f"{1e6 * sum(servers) / frames:.1f}",
+        "busiest server, share of a core": f"{max(servers) / level.elapsed:.0%} of {len(servers)}",
+        "connections by server": level.connections,
+        "memory, GB, engine + servers + GPU at the start, half of the time and the end": level.memory,
+        "clients, us/frame": f"{1e6 * level.client_time / frames:.1f} in {lag.processes}",
         "client lag p99, ms": f"{1e3 * lag.loop.p99:.1f}" if lag.loop else "-",
     }
 
@@ -310,7 +333,7 @@ def main() -> None:
             sys.stdout.write(f"ready after {seconds:.0f} s, engine process {json.loads(report.read_text())['pid']}\n")
             sys.stdout.flush()
             for load in loads:
-                rows.append(measure_level(args, load, process.pid, port, report))
+                rows.append(row(load.label, measure_level(args, load, process.pid, port, report)))
                 sys.stdout.write(f"{rows[-1]}\n")
                 sys.stdout.flush()
         finally:

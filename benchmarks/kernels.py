@@ -18,13 +18,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite, isnan
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.cuda_timing import median_replay_ms
+
 from polyvox import kernels
-from polyvox.bench.cuda_timing import median_replay_ms
 from polyvox.kernels.attention import paged_attention
 from polyvox.kernels.cache_attention import attend_decode
 from polyvox.kernels.gpu import gpu_of

@@ -29,6 +29,7 @@ PROMPT_ROWS = (10, 60)
 TEXT_BYTES, MEDIAN_BYTES, SPREAD = (2, 300), 60, 0.7  # of a sentence: lognormal
 FRAMES_PER_BYTE, LENGTH_SPREAD = 0.9, 0.15  # of speech: lognormal
 PAUSE_FRAMES = 6  # of silence at the ends
+LEARNED_SENTENCES = 10_000  # before the measurement
 OVERLONG = 0.0005  # share of streams that do not end by themselves
 MAX_FRAMES, MAX_FRAMES_PER_BYTE = 125, 4  # the limit of runaway generation
 
@@ -116,10 +117,10 @@ def measure(
     return Row(name, streams, reserved, used, len(simulation.done), len(simulation.out_of_pages))
 
 
-def teach(reservation: PageReservation[StreamState], seed: int, num_streams: int = 10_000) -> None:
-    """What the engine has learned after this many sentences of the same kind."""
+def teach(reservation: PageReservation[StreamState], seed: int) -> None:
+    """What the engine has learned after LEARNED_SENTENCES of the same kind."""
     draw, ids = random.Random(seed + 1), count(10**6)
-    for _ in range(num_streams):
+    for _ in range(LEARNED_SENTENCES):
         one = sentence(draw, 0.0, OVERLONG)
         limit = max_frames(one.text_bytes)
         stream = StreamState(next(ids), 0.0, one.prompt_rows, limit, text_bytes=one.text_bytes)

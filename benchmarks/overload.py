@@ -93,19 +93,19 @@ class Client:
         return sum(sentence.frames for sentence in self.sentences)
 
 
-def cpu_cost(slowdown: float = 1.0) -> CostModel:
-    return CostModel(0.010 * slowdown, 0.005 * slowdown, 1e-5, 0.004 * slowdown, 0.003 * slowdown)
+def cpu_cost() -> CostModel:
+    return CostModel(step=0.010, stream=0.005, prefill_row=1e-5, codec=0.004, codec_frame=0.003)
 
 
-def limits_of(num_slots: int, max_queue_seconds: float = 10.0, max_queue: int = 512) -> SchedulerLimits:
+def limits_of(num_slots: int) -> SchedulerLimits:
     return SchedulerLimits(
         frame_seconds=FRAME,
         num_slots=num_slots,
         num_pages=num_slots * 64,
         page_size=16,
         ring_frames=32,
-        max_queue=max_queue,
-        max_queue_seconds=max_queue_seconds,
+        max_queue=512,
+        max_queue_seconds=10.0,
         max_prefill_rows=512,
         max_batch=num_slots,
     )

@@ -47,12 +47,6 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def private_bytes(pid: int) -> int:
-    """Memory that ends with the process: pages shared with other processes are not counted."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
-
-
 def gpu_memory() -> float | None:
     """GB in use on the GPU by all processes; None without a GPU."""
     try:

@@ -18,11 +18,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from polyvox.bench.cuda_timing import median_replay_ms
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.cuda_timing import median_replay_ms
+
 from polyvox.engine.memory import machine_memory
 from polyvox.engine.parallel_compiler import max_compilers
 from polyvox.kernels.compiler_pool import CompilerPool

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from polyvox.audio import ffmpeg_encoder
-from polyvox.cli import doctor
+from polyvox.cli import machine_checks
 from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
 from polyvox.errors import CheckpointError
@@ -41,7 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def one(check: str) -> Finding:
-    (finding,) = getattr(doctor, check)()
+    (finding,) = getattr(machine_checks, check)()
     return finding
 
 
@@ -86,7 +86,7 @@ def test_each_finding_is_one_line_and_an_essential_failure_sets_the_exit_status(
         yield from ()
         raise ImportError("no such library\nand more")
 
-    monkeypatch.setattr(doctor, "CHECKS", (well, odd))
+    monkeypatch.setattr(machine_checks, "CHECKS", (well, odd))
     assert run(monkeypatch) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == ["ok one: [x] " + "long " * 60, "!  two: not so well → do this"]
@@ -95,7 +95,7 @@ def test_each_finding_is_one_line_and_an_essential_failure_sets_the_exit_status(
         (broken, "✗  broken: the embedded voice is damaged"),
         (crashed, "✗  crashed: ImportError: no such"),
     ):
-        monkeypatch.setattr(doctor, "CHECKS", (well, check, odd))
+        monkeypatch.setattr(machine_checks, "CHECKS", (well, check, odd))
         assert run(monkeypatch) == 1
         out, err = capsys.readouterr()
         assert len(out.splitlines()) == 3
@@ -106,7 +106,7 @@ def test_each_finding_is_one_line_and_an_essential_failure_sets_the_exit_status(
 def test_memory_needs_match_the_published_files() -> None:
     # bytes of bfloat16 weights; the codec's decoder in float16, as on a GPU, but for its codebooks
     small, large, omni, on_gpu = (
-        doctor.model_needs(size, torch.bfloat16, gpu)
+        machine_checks.model_needs(size, torch.bfloat16, gpu)
         for size, gpu in (("0.6B", False), ("1.7B", False), ("omni", False), ("omni", True))
     )
     codec = 114_323_137 * 2 + 17_937_792
@@ -172,12 +172,12 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     message = one("gpus").message
     assert message.count("needs compute capability 9.0 exactly, 128 multiprocessors and NVRTC") == 3
     assert "decode attention" not in message
-    small, large, omni = doctor.models()
-    plan = doctor.model_needs("1.7B", torch.bfloat16, gpu=True).plan(free).config
+    small, large, omni = machine_checks.models()
+    plan = machine_checks.model_needs("1.7B", torch.bfloat16, gpu=True).plan(free).config
     assert (small.state, large.state, omni.state) == ("ok", "ok", "ok")
     assert f"memory for {plan.max_streams} streams of {plan.context} positions" in large.message
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5_000_000_000, free))
-    small, large, omni = doctor.models()
+    small, large, omni = machine_checks.models()
     assert (small.state, large.state, omni.state) == ("ok", "warn", "warn")
     assert "does not fit" in large.message
     assert large.fix is not None
@@ -188,7 +188,7 @@ def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPa
     [("0.6B", 8, 64), ("0.6B", 12, 128), ("1.7B", 12, 64), ("1.7B", 16, 128), ("1.7B", 24, 256), ("omni", 24, 64)],
 )
 def test_small_gpus_have_memory_for_streams(size: str, gigabytes: int, min_streams: int) -> None:
-    needs = doctor.model_needs(size, torch.bfloat16, gpu=True)
+    needs = machine_checks.model_needs(size, torch.bfloat16, gpu=True)
     plan = needs.plan(gigabytes * 1_000_000_000)
     assert plan.limited_by == "memory"
     assert plan.config.max_streams >= min_streams
@@ -197,7 +197,7 @@ def test_small_gpus_have_memory_for_streams(size: str, gigabytes: int, min_strea
 
 def test_a_port_in_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr(doctor, "PORT", taken.getsockname()[1])
+        monkeypatch.setattr(machine_checks, "PORT", taken.getsockname()[1])
         assert one("port").state == "warn"
     assert one("port").state == "ok"
 
@@ -209,7 +209,7 @@ def test_missing_packages_are_reported_with_a_fix(monkeypatch: pytest.MonkeyPatc
     assert finding.state == "warn"
     assert finding.fix is not None
     assert "sounddevice, or install one of paplay" in finding.fix
-    assert {finding.state for finding in doctor.packages()} == {"warn"}
+    assert {finding.state for finding in machine_checks.packages()} == {"warn"}
     player = tmp_path / "aplay"
     player.write_text("#!/bin/sh\n")
     player.chmod(0o700)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyvox.cli.doctor import model_needs
+from polyvox.cli.machine_checks import model_needs
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.memory import ModelNeeds
 from polyvox.errors import InvalidRequest

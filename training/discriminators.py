@@ -12,6 +12,7 @@ from training.graph import side_by_side
 
 PERIODS = (2, 3, 5, 7, 11)
 RESOLUTIONS = (2048, 1024, 512)
+WIDTH = 32  # channels of a layer for spectrograms
 LEAK = 0.1
 
 DiscriminatorOutput = tuple[Tensor, list[Tensor]]  # scores, and the feature maps of all layers
@@ -39,16 +40,16 @@ class PeriodDiscriminator(nn.Module):
 class SpectrogramDiscriminator(nn.Module):
     window: Tensor
 
-    def __init__(self, size: int, width: int = 32) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
         self.register_buffer("window", torch.hann_window(size), persistent=False)
-        self.layers = nn.ModuleList([nn.Conv2d(2, width, (3, 9), (1, 2), padding=(1, 4))])
+        self.layers = nn.ModuleList([nn.Conv2d(2, WIDTH, (3, 9), (1, 2), padding=(1, 4))])
         for dilation in (1, 2, 4):
             padding = (dilation, 4)
-            self.layers.append(nn.Conv2d(width, width, (3, 9), (1, 2), padding=padding, dilation=(dilation, 1)))
-        self.layers.append(nn.Conv2d(width, width, 3, padding=1))
-        self.last = nn.Conv2d(width, 1, 3, padding=1)
+            self.layers.append(nn.Conv2d(WIDTH, WIDTH, (3, 9), (1, 2), padding=padding, dilation=(dilation, 1)))
+        self.layers.append(nn.Conv2d(WIDTH, WIDTH, 3, padding=1))
+        self.last = nn.Conv2d(WIDTH, 1, 3, padding=1)
 
     def forward(self, samples: Tensor) -> DiscriminatorOutput:
         with torch.autocast(samples.device.type, enabled=False):

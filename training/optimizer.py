@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+MOMENTUM = 0.95  # of Muon
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of Muon's quintic iteration
 NEWTON_SCHULZ_STEPS = 5
 UPDATE_RMS = 0.2  # root mean square of an update at a learning rate of 1, about that of AdamW
@@ -38,12 +39,11 @@ class Muon(torch.optim.Optimizer):
         matrices: Sequence[tuple[nn.Parameter, list[int]]],
         peak: float,
         device: torch.device,
-        mean: float = 0.95,
         decay: float = 0.1,
     ) -> None:
-        """mean: momentum; decay: weight decay."""
+        """decay: weight decay."""
         parameters: list[Tensor] = [parameter for parameter, _ in matrices]
-        super().__init__(parameters, {"lr": _learning_rate(peak, device), "mean": mean, "decay": decay})
+        super().__init__(parameters, {"lr": _learning_rate(peak, device), "decay": decay})
         self._parameters, self._rows = parameters, [rows for _, rows in matrices]
         for parameter in parameters:
             self.state[parameter]["mean"] = torch.zeros_like(parameter)
@@ -55,8 +55,8 @@ class Muon(torch.optim.Optimizer):
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         assert len(gradients) == len(self._parameters)
         means = [self.state[parameter]["mean"] for parameter in self._parameters]
-        torch._foreach_lerp_(means, gradients, 1 - group["mean"])
-        wanted = torch._foreach_lerp(gradients, means, group["mean"])  # Nesterov
+        torch._foreach_lerp_(means, gradients, 1 - MOMENTUM)
+        wanted = torch._foreach_lerp(gradients, means, MOMENTUM)  # Nesterov
         torch._foreach_mul_(self._parameters, 1 - group["lr"] * group["decay"])
         by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
         for parameter, direction, rows in zip(self._parameters, wanted, self._rows, strict=True):

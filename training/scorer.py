@@ -20,13 +20,13 @@ START = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"
 class TextScorer:
     """For speech shorter than 9.6 s. Uses private parts of onnx-asr, whose version is pinned."""
 
-    def __init__(self, folder: Path, threads: int = 1) -> None:
+    def __init__(self, folder: Path) -> None:
         import onnx_asr
         import onnxruntime
         from tokenizers import Tokenizer
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = 1
         model: Any = onnx_asr.load_model("whisper", folder, quantization="quantized", sess_options=options)
         self._asr = model.asr
         self._as_value: Any = onnxruntime.OrtValue.ortvalue_from_numpy

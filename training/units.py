@@ -22,6 +22,7 @@ TAIL = 6  # units kept after the start of the last sound, plus padding to a full
 # The teacher's inverse STFT has a hop of 5 samples, which leaves tones at 4,800 and 9,600 Hz before slowing down.
 TONES = (4500, 9000)
 TONE_WIDTH, TONE_PADDING = 40, 4096
+SINC_ZEROS = 12  # zero crossings on each side, in the filter that slows down
 
 
 def first_unit(silence: np.ndarray) -> np.ndarray:
@@ -62,11 +63,11 @@ def slower(samples: Tensor) -> Tensor:
 
 
 @cache
-def _kernel(zeros: int = 12) -> Tensor:
+def _kernel() -> Tensor:
     """One filter per output phase p: the input around 15 i + 15 p / 16."""
-    width = zeros + 1
+    width = SINC_ZEROS + 1
     offsets = torch.arange(-width, width + 15, dtype=torch.float64)
     centres = torch.arange(16, dtype=torch.float64)[:, None] * 15 / 16
     t = offsets[None] - centres
-    window = torch.cos(torch.pi * t / (2 * (zeros + 1))).square() * (t.abs() < zeros + 1)
+    window = torch.cos(torch.pi * t / (2 * width)).square() * (t.abs() < width)
     return (torch.sinc(t) * window)[:, None].float()

@@ -42,10 +42,8 @@ def recording() -> tuple[Pcm, int, int]:
     return to_pcm(samples + rng.normal(0, 0.001, len(samples)).astype(np.float32)), int(loud[0]), int(loud[-1])
 
 
-def events_of(
-    pcm: Pcm, rate: int, sizes: Sequence[int], config: VoiceActivityConfig | None = None
-) -> list[SpeechEvent]:
-    detector = VoiceActivityDetector(rate, config)
+def events_of(pcm: Pcm, rate: int, sizes: Sequence[int]) -> list[SpeechEvent]:
+    detector = VoiceActivityDetector(rate)
     events: list[SpeechEvent] = []
     position = turn = 0
     while position < len(pcm):

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model calls alone: their counted work follows from the sizes of the model."""
 
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
+from unittest import mock
 
 import pytest
 import torch
@@ -26,9 +31,11 @@ from polyvox.bench.model_calls import (
 )
 from polyvox.bench.prompts import prompts
 from polyvox.bench.roofline import DevicePeaks, Work, count_work, measure_peaks
+from polyvox.engine import parallel_compiler
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.kv_cache import KVCache
+from polyvox.kernels.launches import Launch
 from polyvox.kernels.quantized_matrix import multiply_reference, quantize_matrix
 from polyvox.models.hashing_tokenizer import HashingTokenizer
 from polyvox.models.info import ModelIdentity
@@ -147,6 +154,38 @@ def test_calls_are_timed_at_each_size(loaded: Loaded) -> None:
     written = to_json(found, PEAKS)
     assert written["device"]["rates"] == {"float32": 1e9}
     assert len(written["calls"]) == 10
+
+
+def test_a_kernel_that_the_first_call_misses_has_those_of_all_calls_compiled_before_the_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    def run(call: str) -> None:
+        from triton import knobs
+
+        listener = knobs.compilation.listener
+        assert listener is not None
+        listener(src=None, metadata={}, metadata_group={}, times=None, cache_hit="compile" in done)
+        done.append(call)
+
+    def record(calls: Sequence[Callable[[], object]], _gpu: object) -> list[Launch]:
+        return [Launch("module:kernel", call.args[0], 90) for call in calls if isinstance(call, partial)]
+
+    def compile_all(launches: Sequence[Launch], _on_compiled: Callable[[int], None]) -> list[str]:
+        assert [launch.specialization for launch in launches] == ["prefill", "frame", "codec"]
+        done.append("compile")
+        return []
+
+    pool = mock.Mock(num_workers=2, compile=compile_all)
+    monkeypatch.setattr(parallel_compiler, "CompilerPool", lambda _num_workers: pool)
+    monkeypatch.setattr(parallel_compiler, "record_launches", record)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    generator = SimpleNamespace(device=torch.device("cpu"))
+    calls = {call: partial(run, call) for call in ("prefill", "frame", "codec")}
+    model_calls._compile(cast(SyntheticBatch, SimpleNamespace(generator=generator, **calls)))
+    assert done == ["prefill", "compile", "frame", "codec"]
+    pool.close.assert_called_once_with()
 
 
 def test_the_bound_of_the_codec_uses_its_own_dtype() -> None:

@@ -100,7 +100,7 @@ def test_neither_text_nor_its_end_nor_a_cancel_waits_for_the_engines_lock(steppe
     stream, cancelled = (stepped.submit(request("on and on ", live=True, guard=False)) for _ in range(2))
     stepped.advance()
     text = len(stream.text) + stream.text_end
-    with holding(stepped.lock) as holder:
+    with holding(stepped.lock) as holder, mock.patch.object(stepped.lock, "post", wraps=stepped.lock.post) as post:
         stream.append("and on ")
         stream.finish_text()
         stream.finish_text()
@@ -109,7 +109,7 @@ def test_neither_text_nor_its_end_nor_a_cancel_waits_for_the_engines_lock(steppe
         for _ in range(3):
             cancelled.cancel()
         assert holder.is_alive()
-        assert stepped.lock.num_posted == 3  # a text, its end, a cancel
+        assert post.call_count == 3  # a text, its end, a cancel
         assert text_is_open(stream)
     assert not text_is_open(stream)
     assert len(stream.text) + stream.text_end > text
@@ -143,11 +143,11 @@ def test_empty_text_and_text_of_other_streams_do_not_count_as_waiting(
     monkeypatch.setattr("polyvox.engine.stream.MAX_POSTED", 2)
     streams = [stepped.submit(request("on and on ", live=True, guard=False)) for _ in range(2)]
     stepped.advance()
-    with holding(stepped.lock):
+    with holding(stepped.lock), mock.patch.object(stepped.lock, "post", wraps=stepped.lock.post) as post:
         for stream in streams:
             for text in ("", "and ", "", "on ", ""):
                 stream.append(text)
-        assert stepped.lock.num_posted == 4
+        assert post.call_count == 4
     for stream in streams:
         stream.cancel()
     stepped.advance()

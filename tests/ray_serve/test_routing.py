@@ -14,11 +14,13 @@ from polyvox.ray.autoscaling import CAPACITY, DEMAND, TARGET_UTILIZATION, capaci
 from polyvox.ray.key_leases import LEASE_SECONDS, KeyLeases
 from polyvox.ray.routing import ReplicaLoad, rank_replicas
 
+NUM_DRAWS = 4000
 
-def share_of_first(loads: list[ReplicaLoad | None], num_draws: int = 4000) -> list[float]:
+
+def share_of_first(loads: list[ReplicaLoad | None]) -> list[float]:
     draw = random.Random(1)
-    first = Counter(rank_replicas(loads, draw)[0] for _ in range(num_draws))
-    return [first[index] / num_draws for index in range(len(loads))]
+    first = Counter(rank_replicas(loads, draw)[0] for _ in range(NUM_DRAWS))
+    return [first[index] / NUM_DRAWS for index in range(len(loads))]
 
 
 def test_requests_are_spread_in_proportion_to_free_capacity() -> None:

@@ -76,12 +76,6 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
     return [kind for index, kind in enumerate(found) if not index or kind != found[index - 1]]
 
 
-def transcript_of(client: RealtimeClient, item_id: str) -> str:
-    client.send("conversation.item.retrieve", item_id=item_id)
-    found: str = client.next("conversation.item.retrieved")["item"]["content"][0]["transcript"]
-    return found
-
-
 def test_speech_is_transcribed_and_answered(
     client: RealtimeClient, llm: ScriptedLLM, stt: ScriptedSTT, speech: Pcm
 ) -> None:

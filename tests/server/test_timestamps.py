@@ -26,11 +26,11 @@ BYTES_PER_SECOND = 48_000
 SPEECH = "/v1/text-to-speech/heart"
 
 
-def check_words(words: list[dict[str, Any]], text: str = TEXT, expected: list[str] = WORDS) -> None:
-    assert [word["word"].strip("*,") for word in words] == [word.strip("*,") for word in expected]
+def check_words(words: list[dict[str, Any]]) -> None:
+    assert [word["word"].strip("*,") for word in words] == [word.strip("*,") for word in WORDS]
     end = 0.0
     for word in words:
-        assert text[word["text_start"] : word["text_end"]] == word["word"]
+        assert TEXT[word["text_start"] : word["text_end"]] == word["word"]
         assert end <= word["start"] <= word["end"]
         end = word["end"]
 

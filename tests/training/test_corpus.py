@@ -194,9 +194,9 @@ def test_the_teachers_tones_are_removed_and_nothing_else() -> None:
     assert (without_tones(speech + tones) - speech)[4800:-4800].abs().max() < 2e-3
 
 
-def frames_of(durations: list[int], ids: list[int], frames: int, advance: int = 50) -> Frames:
+def frames_of(durations: list[int], ids: list[int], frames: int) -> Frames:
     loudness = np.arange(1, frames * UNITS_PER_FRAME + 1)
-    utterance = TimedUtterance(0, np.array(durations), np.full(frames, advance), loudness)
+    utterance = TimedUtterance(0, np.array(durations), np.full(frames, 50), loudness)
     return make_frames(np.array(ids), np.array([0]), Timings.single(utterance), torch.device("cpu"))
 
 

@@ -95,8 +95,8 @@ def generic_durations() -> NDArray[np.float32]:
 
 
 @cache
-def load_sound_model(path: Path = MODEL_FILE) -> SoundModel:
-    with np.load(path) as file:
+def load_sound_model() -> SoundModel:
+    with np.load(MODEL_FILE) as file:
         arrays = {name: file[name].astype(np.float32) for name in file.files}
     layers = tuple((arrays[f"weight_{index}"], arrays[f"bias_{index}"]) for index in range(2))
     durations = np.concatenate([arrays["durations"], generic_durations()])

@@ -2,7 +2,7 @@
 """polyvox bench: benchmarks any speech server, and the engine against the limits of its device."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from polyvox.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from polyvox.bench.compare import LoadComparison
+    from polyvox.bench.model_calls import CallTiming
     from polyvox.models.protocol import SpeechModel
 
 app = typer.Typer(no_args_is_help=True, help="Benchmark a speech server, or the engine.")
@@ -239,8 +240,6 @@ def engine(
         import torch
 
         from polyvox.bench import model_calls, render
-    timings: list[model_calls.CallTiming] = []
-    failure: BaseException | None = None
     with ExitStack() as stack:
         loaded = _load_model(model, device, dtype, kv_dtype, weight_dtype, stack)
         with console.status("Measuring the device …"):
@@ -250,18 +249,8 @@ def engine(
         console.print(title, soft_wrap=True)
         on_gpu = loaded.generator.device.type == "cuda"
         calls_per_context = 3 if graphs and on_gpu else 2
-        with progress_bar() as bar:
-            task = bar.add_task("Timing …", total=len(batches) * (calls_per_context * len(contexts) + 1))
-            try:
-                for timing in model_calls.measure_calls(
-                    loaded, batches, contexts, repeats, codec_frames, peaks, graphs
-                ):
-                    timings.append(timing)
-                    bar.update(task, advance=1, description=f"{timing.call}, batch {timing.batch}")
-            except (Exception, KeyboardInterrupt) as error:  # raised after the figures of the calls before it
-                if not timings:
-                    raise
-                failure = error
+        calls = model_calls.measure_calls(loaded, batches, contexts, repeats, codec_frames, peaks, graphs)
+        timings, failure = _timed_calls(calls, len(batches) * (calls_per_context * len(contexts) + 1))
         frame_seconds = loaded.vocoder.samples_per_frame / loaded.vocoder.sample_rate
         memory = torch.cuda.max_memory_allocated(loaded.generator.device) if on_gpu else None
     written = model_calls.to_json(timings, peaks)
@@ -275,16 +264,37 @@ def engine(
         show_json(written)
     else:
         show_figures(model_calls.HEADINGS, rows)
-        for size, length, streams in model_calls.real_time_streams(timings, frame_seconds, codec_frames):
-            steps = f"batch {size}, context {length}: sequential frame and codec steps"
-            console.print(f"{steps} serve {streams:.1f} streams in real time", soft_wrap=True)
-        if memory is not None:
-            console.print(f"peak memory {memory / 2**30:.2f} GiB")
+        _show_capacity(model_calls.real_time_streams(timings, frame_seconds, codec_frames), memory)
     for path in plot or ():
         render.write(path, "Engine benchmark", model_calls.call_plots(timings), [(model_calls.HEADINGS, rows)], [title])
         console.print(f"Plots written to {path}", soft_wrap=True)
-    if failure is not None:
+    if failure is not None:  # after the figures of the calls before it
         raise failure
+
+
+def _timed_calls(calls: Iterator["CallTiming"], num_calls: int) -> tuple[list["CallTiming"], BaseException | None]:
+    """The timings, and the error that ended them early; an error before the first timing is raised."""
+    timings: list[CallTiming] = []
+    with progress_bar() as bar:
+        task = bar.add_task("Timing …", total=num_calls)
+        try:
+            for timing in calls:
+                timings.append(timing)
+                bar.update(task, advance=1, description=f"{timing.call}, batch {timing.batch}")
+        except (Exception, KeyboardInterrupt) as error:
+            if not timings:
+                raise
+            return timings, error
+    return timings, None
+
+
+def _show_capacity(capacities: list[tuple[int, int, float]], memory: int | None) -> None:
+    """capacities: of real_time_streams. memory: peak bytes on a GPU."""
+    for batch, context, streams in capacities:
+        steps = f"batch {batch}, context {context}: sequential frame and codec steps"
+        console.print(f"{steps} serve {streams:.1f} streams in real time", soft_wrap=True)
+    if memory is not None:
+        console.print(f"peak memory {memory / 2**30:.2f} GiB")
 
 
 def _type_names(model: "SpeechModel") -> dict[str, str]:

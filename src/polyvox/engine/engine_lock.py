@@ -47,11 +47,6 @@ class EngineLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    @property
-    def num_posted(self) -> int:
-        """Changes that wait for the thread that has the lock."""
-        return len(self._posted)
-
     def post(self, change: Callable[[], None]) -> None:
         """Applies a change under the lock: now if no thread has it, otherwise when it is released.
 

@@ -158,7 +158,7 @@ def multiply_experts_reference(rows: Tensor, chosen: Tensor, weights: Tensor, ga
     return out
 
 
-def combine(outputs: Tensor, shared: Tensor, shared_gate: Tensor, residual: Tensor | None = None) -> Tensor:
+def combine(outputs: Tensor, shared: Tensor, shared_gate: Tensor, residual: Tensor | None) -> Tensor:
     """The sum of expert outputs [N,K,H] and the gated shared expert [N,H], plus residual [N,H]."""
     rows, num_chosen, hidden = outputs.shape
     out = torch.empty_like(shared)
@@ -170,7 +170,7 @@ def combine(outputs: Tensor, shared: Tensor, shared_gate: Tensor, residual: Tens
     return out
 
 
-def combine_reference(outputs: Tensor, shared: Tensor, shared_gate: Tensor, residual: Tensor | None = None) -> Tensor:
+def combine_reference(outputs: Tensor, shared: Tensor, shared_gate: Tensor, residual: Tensor | None) -> Tensor:
     """Reference implementation."""
     wide = torch.promote_types(outputs.dtype, torch.float32)
     summed = outputs.sum(1, dtype=wide).to(outputs.dtype) + torch.sigmoid(shared_gate) * shared

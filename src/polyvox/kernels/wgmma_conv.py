@@ -44,7 +44,7 @@ UNIT_CHANNELS = (96, 192)  # all weights of a unit of 96 are in shared memory, o
 RESIDENT_CHANNELS = 96
 UNIT_HALF = 96  # outputs of the second convolution at a time
 CHUNK = 64  # input channels of a stage and of a convolution's window
-MIN_SLOTS, MAX_SLOTS = 3, 6  # stages in shared memory
+MIN_STAGES, MAX_STAGES = 3, 6  # of weights in shared memory
 CLUSTER = 2  # programs that share copies of weights
 FEW_TAPS = 2  # a convolution with more has large windows
 CONV_WIDTH = 192  # output channels per tile; tiles of 96 are slower than Triton's
@@ -79,7 +79,7 @@ def supports_unit(active: Tensor, dilation: int) -> bool:
     gpu = gpu_of(active.device)
     if channels == RESIDENT_CHANNELS:
         return unit_shared(channels, dilation, MAX_WARPGROUPS) <= gpu.shared
-    return batch * columns // TILE_ROWS >= 2 * gpu.multiprocessors and unit_slots(channels, dilation) >= MIN_SLOTS
+    return batch * columns // TILE_ROWS >= 2 * gpu.multiprocessors and unit_stages(channels, dilation) >= MIN_STAGES
 
 
 def supports_conv(x: Tensor, layer: PackedConv) -> bool:
@@ -88,7 +88,7 @@ def supports_conv(x: Tensor, layer: PackedConv) -> bool:
         return False
     gpu = gpu_of(x.device)
     tiles = -(-x.shape[0] * x.shape[2] // (TILE_ROWS * MAX_WARPGROUPS)) * (layer.weight.shape[1] // CONV_WIDTH)
-    return tiles >= gpu.multiprocessors and conv_slots(layer.taps, layer.history) >= MIN_SLOTS
+    return tiles >= gpu.multiprocessors and conv_stages(layer.taps, layer.history) >= MIN_STAGES
 
 
 def supports_upsample(x: Tensor, layer: PackedConv) -> bool:
@@ -111,19 +111,19 @@ def _supports(x: Tensor) -> bool:
     )
 
 
-def unit_slots(channels: int, dilation: int) -> int:
+def unit_stages(channels: int, dilation: int) -> int:
     """Stages of weights in shared memory; 0 if all weights are."""
     if channels == RESIDENT_CHANNELS:
         return 0
     window = (TILE_ROWS + (UNIT_TAPS - 1) * dilation) | 1
     used = BARRIER_BYTES + 6 * channels * 4 + MAX_WARPGROUPS * window * channels * 2
-    return min(MAX_SLOTS, (GPUS[ARCHITECTURE].shared - used) // (2 * CHUNK * channels))
+    return min(MAX_STAGES, (GPUS[ARCHITECTURE].shared - used) // (2 * CHUNK * channels))
 
 
 def unit_shared(channels: int, dilation: int, warpgroups: int) -> int:
     """Bytes of shared memory of a residual unit's program."""
-    slots = unit_slots(channels, dilation)
-    weights = 2 * CHUNK * channels * slots if slots else 2 * (UNIT_TAPS + 1) * channels**2
+    stages = unit_stages(channels, dilation)
+    weights = 2 * CHUNK * channels * stages if stages else 2 * (UNIT_TAPS + 1) * channels**2
     window = (TILE_ROWS + (UNIT_TAPS - 1) * dilation) | 1
     return BARRIER_BYTES + 6 * channels * 4 + weights + warpgroups * window * channels * 2
 
@@ -133,16 +133,16 @@ def conv_buffers(taps: int) -> int:
     return 5 if taps <= FEW_TAPS else 2
 
 
-def conv_slots(taps: int, history: int) -> int:
+def conv_stages(taps: int, history: int) -> int:
     """Stages of weights in shared memory."""
     used = BARRIER_BYTES + MAX_WARPGROUPS * conv_buffers(taps) * _conv_window(history)
-    return min(MAX_SLOTS, (GPUS[ARCHITECTURE].shared - used) // (2 * CHUNK * CONV_WIDTH))
+    return min(MAX_STAGES, (GPUS[ARCHITECTURE].shared - used) // (2 * CHUNK * CONV_WIDTH))
 
 
 def conv_shared(taps: int, history: int, warpgroups: int) -> int:
     """Bytes of shared memory of a convolution's program."""
     windows = warpgroups * conv_buffers(taps) * _conv_window(history)
-    return BARRIER_BYTES + conv_slots(taps, history) * 2 * CHUNK * CONV_WIDTH + windows
+    return BARRIER_BYTES + conv_stages(taps, history) * 2 * CHUNK * CONV_WIDTH + windows
 
 
 def _conv_window(history: int) -> int:
@@ -195,8 +195,8 @@ def residual_unit(
     dilation: int,
     state: Tensor,
     slots: Tensor,
-    return_sum: bool = True,
-    absent: Tensor | None = None,
+    return_sum: bool,
+    absent: Tensor | None,
     update: UpdateHistory = update_history,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum and its Snake, [B,C,T] each, one tensor twice without return_sum; active is the Snake of x.
@@ -211,7 +211,7 @@ def residual_unit(
     act = torch.empty_like(rows)
     raw = torch.empty_like(rows) if return_sum else None
     tiles = batch * columns // TILE_ROWS
-    stages = unit_slots(channels, dilation)
+    stages = unit_stages(channels, dilation)
     grid = _Grid(tiles, 1, stages > 0, rows.device)
     SOURCE.launch(
         f"residual_unit_{channels}", grid.programs, grid.threads, unit_shared(channels, dilation, grid.warpgroups),
@@ -238,7 +238,7 @@ def convolution(
     packed: PackedStages,
     state: Tensor | None,
     slots: Tensor,
-    add: Tensor | None = None,
+    add: Tensor | None,
     return_sum: bool = True,
     absent: Tensor | None = None,
     update: UpdateHistory = update_history,
@@ -258,7 +258,7 @@ def convolution(
         "convolution_192", grid.programs, grid.threads, conv_shared(layer.taps, layer.history, grid.warpgroups),
         [rows, past, slots, packed.weights, packed.coefficients, added, raw, act, absent,
          tiles, columns, inputs, outputs, layer.taps, layer.dilation, layer.rate,
-         conv_slots(layer.taps, layer.history), conv_buffers(layer.taps)],
+         conv_stages(layer.taps, layer.history), conv_buffers(layer.taps)],
     )  # fmt: skip
     if past is not None:
         update(rows, past, slots)

@@ -108,7 +108,7 @@ def error_body(error: PolyvoxError, fields: Mapping[str, str] = OPENAI_FIELDS) -
 
 
 def error_response(
-    error: PolyvoxError, request_id: str | None = None, fields: Mapping[str, str] = OPENAI_FIELDS
+    error: PolyvoxError, request_id: str | None, fields: Mapping[str, str] = OPENAI_FIELDS
 ) -> JSONResponse:
     headers = {}
     if isinstance(error, Overloaded):

@@ -90,9 +90,9 @@ class Server(uvicorn.Server):
         config: uvicorn.Config,
         app: FastAPI,
         settings: Settings,
-        engine_failed: Waitable | None = None,
-        wyoming: socket.socket | None = None,
-        certificate: ServerCertificate | None = None,
+        engine_failed: Waitable | None,
+        wyoming: socket.socket | None,
+        certificate: ServerCertificate | None,
     ) -> None:
         super().__init__(config)
         self._app, self._settings, self._engine_failed = app, settings, engine_failed

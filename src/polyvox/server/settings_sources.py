@@ -52,7 +52,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
         ) from None
 
 
-def find_log_format(flags: Mapping[str, Any], file: Path | None = None) -> str:
+def find_log_format(flags: Mapping[str, Any], file: Path | None) -> str:
     """The log format that the sources name, also if other settings are invalid."""
     path = file or os.environ.get(ENV_PREFIX + "CONFIG")
     in_file = None

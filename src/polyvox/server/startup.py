@@ -34,7 +34,7 @@ class Startup:
         request_log: RequestLog,
         shared_dir: Path | None,
         on_set_up: Callable[[Exception | None], None],
-        tracing: "Tracing | None" = None,
+        tracing: "Tracing | None",
     ) -> None:
         self.engine, self.settings = engine, settings
         self._request_log, self._shared_dir, self._on_set_up = request_log, shared_dir, on_set_up

@@ -107,7 +107,7 @@ class HiddenSpanFilter:
     positions: records where the characters of the text went.
     """
 
-    def __init__(self, positions: PositionMap | None = None) -> None:
+    def __init__(self, positions: PositionMap | None) -> None:
         self.notes: list[Note] = []
         self._positions = positions
         self._pending = ""

@@ -19,7 +19,7 @@ class PartWriter:
     positions: records the positions of what was written, by `mark`.
     """
 
-    def __init__(self, positions: PositionMap | None = None) -> None:
+    def __init__(self, positions: PositionMap | None) -> None:
         self._positions = positions
         self._num_chars = 0  # of all words
         self._unmarked: list[str] = []  # written since the last mark

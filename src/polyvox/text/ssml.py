@@ -35,7 +35,7 @@ class SsmlReader:
     positions: records where the characters of the text went. enabled: False passes documents through too.
     """
 
-    def __init__(self, positions: PositionMap | None = None, enabled: bool = True) -> None:
+    def __init__(self, positions: PositionMap | None, enabled: bool) -> None:
         self._positions, self._enabled = positions, enabled
         self._pending = ""  # text that may be the start of a document
         self._num_dropped = 0  # characters of white space before it that are not kept

@@ -17,7 +17,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, scale: "LayerScale | None" = None) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, x: Tensor, residual: Tensor, scale: "LayerScale | None") -> tuple[Tensor, Tensor]:
         """residual + scale(x) and its norm."""
         return add_rms_norm(x, residual, self.weight, self.eps, None if scale is None else scale.scale)
 

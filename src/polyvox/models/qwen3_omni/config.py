@@ -46,7 +46,6 @@ class OmniConfig:
     audio_id: int
     image_id: int
     video_id: int
-    hidden_layer: int  # of the thinker, for rows of audio, images and video
     talker: OmniTalkerConfig
     predictor: CodePredictorConfig
     code2wav: ConvDecoderConfig
@@ -90,7 +89,6 @@ def parse_config(content: object) -> OmniConfig:
         audio_id=thinker.id("audio_token_id"),
         image_id=thinker.id("image_token_id"),
         video_id=thinker.id("video_token_id"),
-        hidden_layer=talker_fields.size("accept_hidden_layer", 0),
         talker=talker,
         predictor=predictor,
         code2wav=_code2wav(top.section("code2wav_config")),

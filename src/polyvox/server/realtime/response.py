@@ -53,7 +53,7 @@ class RealtimeResponse:
         request_id: str,
         get_messages: Callable[[], Awaitable[list[dict[str, Any]]]],
         in_conversation: bool,
-        metadata: dict[str, str] | None = None,
+        metadata: dict[str, str] | None,
     ) -> None:
         self._state, self._limiter, self._sender = context.state, context.limiter, context.sender
         self._config, self._request_id, self._get_messages = config, request_id, get_messages

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from polyvox.alignment import SpeechTimeline, TimedText, Times
+from polyvox.alignment import SegmentTime, SpeechTimeline, TimedText, Times, WordTime
 from polyvox.audio.samples import Samples
 
 TimestampGranularity = Literal["word", "segment", "character"]  # characters: in ElevenLabs' APIs
@@ -28,35 +28,28 @@ class AlignmentScheduler:
         return timed
 
 
-def word_objects(timed: Iterable[TimedText], file_start: float = 0.0) -> list[dict[str, Any]]:
+def word_objects(timed: Iterable[TimedText], file_start: float) -> list[dict[str, Any]]:
     """file_start: the moment from which times count, in seconds."""
-    return [
-        {
-            "word": word.word,
-            "start": round(word.start - file_start, 3),
-            "end": round(word.end - file_start, 3),
-            "text_start": word.text_start,
-            "text_end": word.text_end,
-        }
-        for text in timed
-        for word in text.words
-    ]
+    return [{"word": word.word, **_range_fields(word, file_start)} for text in timed for word in text.words]
 
 
-def segment_objects(timed: Iterable[TimedText], file_start: float = 0.0) -> list[dict[str, Any]]:
+def segment_objects(timed: Iterable[TimedText], file_start: float) -> list[dict[str, Any]]:
     """file_start: the moment from which times count, in seconds."""
     return [
-        {
-            "id": segment.id,
-            "text": segment.text,
-            "start": round(segment.start - file_start, 3),
-            "end": round(segment.end - file_start, 3),
-            "text_start": segment.text_start,
-            "text_end": segment.text_end,
-        }
+        {"id": segment.id, "text": segment.text, **_range_fields(segment, file_start)}
         for text in timed
         if (segment := text.segment) is not None
     ]
+
+
+def _range_fields(timed: WordTime | SegmentTime, file_start: float) -> dict[str, float]:
+    """Where a word or a segment is in the audio and in the text."""
+    return {
+        "start": round(timed.start - file_start, 3),
+        "end": round(timed.end - file_start, 3),
+        "text_start": timed.text_start,
+        "text_end": timed.text_end,
+    }
 
 
 def timestamp_messages(

@@ -60,11 +60,11 @@ def with_comma(number: str | None) -> str:
     return number or ""
 
 
-def build_language(grammar: Grammar, own: Rules | None = None) -> LanguageRules:
+def build_language(grammar: Grammar, own: Rules) -> LanguageRules:
     """The rules of a language. own: rules of the language itself, which are tried first."""
     rules = [
         *_electronic_rules(grammar),
-        *(own or []),
+        *own,
         *_date_rules(grammar),
         *_time_rules(grammar),
         *_phone_rules(grammar),
