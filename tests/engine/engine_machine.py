@@ -24,8 +24,9 @@ from engine.reference_scheduler import needs_text
 from engine.solo_comparison import check_output
 from engine.stepped_engine import Injected, SteppedEngine, small_text_ring, withhold_from_two_streams
 from engine.synthesis import TIMEOUT, assert_idle, request
-from polyvox.engine.admission import QUEUE_GRACE_SECONDS, Demand
+from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig
+from polyvox.engine.demand import Demand
 from polyvox.engine.kv_cache import SCRATCH_PAGE
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 
 from polyvox.audio.samples import Samples
-from polyvox.engine.admission import Admission, Demand
+from polyvox.engine.admission import Admission
 from polyvox.engine.calibration import calibrate
 from polyvox.engine.capacity import describe_capacity
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import HOST_FRAME_SECONDS, CostModel
 from polyvox.engine.cpu_threads import use_threads
+from polyvox.engine.demand import Demand
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.engine_lock import LOCK_TIMEOUT, EngineLock, try_lock
 from polyvox.engine.in_flight import InFlightStep

@@ -11,8 +11,9 @@ import numpy as np
 
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.pcm import Audio
-from polyvox.engine.admission import Admission, Demand
+from polyvox.engine.admission import Admission
 from polyvox.engine.config import PAGE, EngineConfig
+from polyvox.engine.demand import Demand
 from polyvox.engine.interface import Result
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
@@ -217,11 +218,11 @@ class StreamManager:
         stream.guarded |= max_frames < stream.max_frames
         stream.out_of_pages &= max_frames >= stream.max_frames
         stream.max_frames = min(stream.max_frames, max_frames)
-        self._runner.update_pages(stream.allocation, self._admission.shrink(stream))
+        self._runner.update_pages(stream.allocation, self._admission.pages.shrink(stream))
 
     def grow_pages(self) -> None:
-        """Gives KV pages to streams that are longer than expected; see `Admission.grow`."""
-        grown, out_of_pages = self._admission.grow()
+        """Gives KV pages to streams that are longer than expected; see `StreamPages.grow`."""
+        grown, out_of_pages = self._admission.pages.grow()
         for stream in grown:
             assert stream.allocation is not None
             self._runner.update_pages(stream.allocation)
