@@ -242,7 +242,7 @@ class EngineMachine(RuleBasedStateMachine):
         if self.closed:
             return
         with engine.lock:
-            assert not engine._in_flight
+            assert not engine._pipeline.in_flight
             assert not engine.streams[StreamStatus.RELEASING]
             assert not engine._manager.ready
             for client in self.clients:
@@ -360,12 +360,12 @@ class EngineMachine(RuleBasedStateMachine):
             assert (stream.allocation is not None) == (stream.status in HOLDS_SLOT) == (stream in engine.streams.active)
             assert (stream.result is not None) == (stream.status is StreamStatus.RELEASING)
         if not self.free:
-            in_flight = set(engine._streams_in_flight())
+            in_flight = set(engine._pipeline.streams_in_flight())
             assert all(stream.allocation for stream in in_flight), "a slot was freed under a step in flight"
             for stream in engine.streams:
                 assert (stream in in_flight) == (stream.last_step > engine._manager.completed_steps)
             # Audio of a step is delivered before the step completes.
-            num_steps = sum(not step.follows for step in engine._in_flight)
+            num_steps = sum(not step.follows for step in engine._pipeline.in_flight)
             assert num_steps <= bool(engine.config.min_streams_to_pipeline) + (engine.parked == "notify")
 
     def _check_stream(self, client: Client) -> None:
