@@ -149,8 +149,8 @@ PARTS = (
     ("timeouts", ("_manager", "expire_timeouts")),
     ("admission", ("_manager", "admit")),
     ("plan", ("scheduler", "plan")),
-    ("launch", ("_launch",)),
-    ("audio", ("_deliver_audio",)),
+    ("launch", ("_pipeline", "_launch")),
+    ("audio", ("_pipeline", "_deliver_audio")),
     ("flags", ("_manager", "on_frame_results")),
     ("release", ("_deliver",)),
 )

@@ -29,7 +29,7 @@ from benchmarks.cuda_timing import median_replay_ms
 
 from polyvox import kernels
 from polyvox.kernels import conv, sample_conv, tiles, wgmma_conv
-from polyvox.models.layers.conv_decoder import ResidualUnit, SampleConv, SnakeBeta, Stateful
+from polyvox.models.layers.conv_layers import ResidualUnit, SampleConv, SnakeBeta, Stateful
 from polyvox.models.layers.decoder_pass import DecoderPass
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.family import FAMILY
@@ -204,7 +204,7 @@ def launches(codec: CodecDecoder) -> Iterator[Launch]:
         recorded.append(launch)
         return conv.causal_conv(x, taps, past, *rest)  # type: ignore[arg-type]
 
-    with only_triton(), patch("polyvox.models.layers.conv_decoder.causal_conv", record):
+    with only_triton(), patch("polyvox.models.layers.conv_layers.causal_conv", record):
         codec(random_codes(codec, 1, 1), state, torch.zeros(1, dtype=torch.int64, device=DEVICE))
     yield from recorded
 

@@ -196,7 +196,7 @@ class Simulation:
         for stream in self.admission.admit(self.now):
             one = self.accepted[stream]
             self._frames[stream.row], self._stops_at[stream.row] = one.frames, one.stops_at
-        _, out_of_pages = self.admission.grow()
+        _, out_of_pages = self.admission.pages.grow()
         self.out_of_pages += out_of_pages
         for stream in [stream for stream, until in self._stopped.items() if until <= self.now]:
             stream.buffer_free = inf

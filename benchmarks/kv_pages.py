@@ -60,7 +60,7 @@ class PageSimulation(Simulation):
         limits = replace(LIMITS, num_pages=pages, max_queue=4096, max_queue_seconds=20.0)
         super().__init__(POLYVOX, limits, calibrated(), Gpu(random.Random(seed)), utterances)
         if by_limit:
-            self.admission.reservation = LongestReservation(limits.page_size)
+            self.admission.pages.reservation = LongestReservation(limits.page_size)
         self.samples: list[tuple[float, int, int, int]] = []  # time, streams, pages reserved, pages used
 
     def max_frames(self, one: Utterance) -> int:
@@ -108,7 +108,7 @@ def measure(
     utterances = [sentence(draw, i / rate, overlong) for i in range(int(seconds * rate))]
     simulation = PageSimulation(pages, utterances, seed, by_limit)
     if learned:
-        teach(simulation.admission.reservation, seed)
+        teach(simulation.admission.pages.reservation, seed)
     simulation.run()
     counted = [sample for sample in simulation.samples if 0.3 * seconds < sample[0] < seconds]
     streams = float(np.mean([streams for _, streams, _, _ in counted]))

@@ -38,14 +38,26 @@ from benchmarks.engine_simulation import (
 
 from polyvox.engine.admission import Admission
 from polyvox.engine.scheduler import Scheduler
+from polyvox.engine.stream_pages import StreamPages
 from polyvox.engine.stream_state import StepPlan, StreamState
 from polyvox.engine.stream_status import StreamStatus
 
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0)
 
 
+class NoPages(StreamPages[StreamState]):
+    """Streams need no pages."""
+
+    def grow(self) -> tuple[list[StreamState], list[StreamState]]:
+        return [], []
+
+
 class FirstComeAdmission(Admission[StreamState]):
     """Admits in order of arrival while a slot is free; no deadlines, no limit of the queue."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.pages = NoPages(self.load, self.streams, self.ledger)
 
     @property
     def max_streams(self) -> int:
@@ -56,9 +68,6 @@ class FirstComeAdmission(Admission[StreamState]):
 
     def expire(self, now: float) -> list[StreamState]:  # noqa: ARG002
         return []
-
-    def grow(self) -> tuple[list[StreamState], list[StreamState]]:
-        return [], []  # they reserve no pages
 
     def admit(self, now: float) -> list[StreamState]:
         free = max(0, self.max_streams - len(self.streams.active))

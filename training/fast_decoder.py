@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.models.layers.conv_decoder import (
+from polyvox.models.layers.conv_layers import (
     CausalConv,
     CausalUpsample,
     ResidualUnit,

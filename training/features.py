@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyvox.models.layers.conv_decoder import CausalConv
+from polyvox.models.layers.conv_layers import CausalConv
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from training.layout import decoder_config
 from training.oscillator import column_phasors

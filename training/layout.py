@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyvox.models.layers.conv_decoder import ConvNeXt, SnakeBeta
+from polyvox.models.layers.conv_layers import ConvNeXt, SnakeBeta
 from polyvox.models.layers.linear import Linear, StackedWeights
 from polyvox.models.layers.norm import LayerScale, RMSNorm
 from polyvox.models.layers.talker_config import CONTROL_IDS

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from polyvox.models.layers.conv_decoder import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, UpsampleBlock
+from polyvox.models.layers.conv_layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, UpsampleBlock
 from polyvox.models.qwen3_tts.codec import CodecDecoder, PreTransformer
 from training.source import CLASSES, LOWEST, RANGE, SOURCE_CODES
 from training.units import FRAME

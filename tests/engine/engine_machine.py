@@ -24,8 +24,9 @@ from engine.reference_scheduler import needs_text
 from engine.solo_comparison import check_output
 from engine.stepped_engine import Injected, SteppedEngine, small_text_ring, withhold_from_two_streams
 from engine.synthesis import TIMEOUT, assert_idle, request
-from polyvox.engine.admission import QUEUE_GRACE_SECONDS, Demand
+from polyvox.engine.admission import QUEUE_GRACE_SECONDS
 from polyvox.engine.config import EngineConfig
+from polyvox.engine.demand import Demand
 from polyvox.engine.kv_cache import SCRATCH_PAGE
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
@@ -241,7 +242,7 @@ class EngineMachine(RuleBasedStateMachine):
         if self.closed:
             return
         with engine.lock:
-            assert not engine._in_flight
+            assert not engine._pipeline.in_flight
             assert not engine.streams[StreamStatus.RELEASING]
             assert not engine._manager.ready
             for client in self.clients:
@@ -359,12 +360,12 @@ class EngineMachine(RuleBasedStateMachine):
             assert (stream.allocation is not None) == (stream.status in HOLDS_SLOT) == (stream in engine.streams.active)
             assert (stream.result is not None) == (stream.status is StreamStatus.RELEASING)
         if not self.free:
-            in_flight = set(engine._streams_in_flight())
+            in_flight = set(engine._pipeline.streams_in_flight())
             assert all(stream.allocation for stream in in_flight), "a slot was freed under a step in flight"
             for stream in engine.streams:
                 assert (stream in in_flight) == (stream.last_step > engine._manager.completed_steps)
             # Audio of a step is delivered before the step completes.
-            num_steps = sum(not step.follows for step in engine._in_flight)
+            num_steps = sum(not step.follows for step in engine._pipeline.in_flight)
             assert num_steps <= bool(engine.config.min_streams_to_pipeline) + (engine.parked == "notify")
 
     def _check_stream(self, client: Client) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from polyvox.engine.admission import Admission, Demand
+from polyvox.engine.admission import Admission
 from polyvox.engine.cost_model import CostModel
+from polyvox.engine.demand import Demand
 from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
@@ -148,7 +149,7 @@ def running(*streams: StreamState, cost: CostModel = GPU, **limits: Any) -> Fixt
             stream.status = StreamStatus.PREFILL if stream.prompt_left else StreamStatus.RUNNING
         stream.admitted_at = stream.arrived_at
         stream.allocation = fixture.ledger.allocate(0)
-        fixture.admission.reservation.on_admitted(stream, 0)
+        fixture.admission.pages.reservation.on_admitted(stream, 0)
         fixture.streams.add(stream)
         fixture.admission.utterances.admit(stream, stream.arrived_at)
     return fixture

@@ -14,9 +14,9 @@ from engine.synthesis import TIMEOUT, record_codes
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.cost_model import CostModel
 from polyvox.engine.engine import LocalEngine
-from polyvox.engine.in_flight import InFlightStep
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.slots import SlotAllocation
+from polyvox.engine.step_pipeline import InFlightStep, StepPipeline
 from polyvox.engine.stream import LocalStream, StopRequest
 from polyvox.engine.stream_state import StepPlan
 from polyvox.engine.text_buffer import TextBuffer
@@ -111,6 +111,7 @@ class SteppedEngine(LocalEngine):
             self.load.limits, max_prefill_rows=self._prefill_rows, urgent_lead=4 * frame, lead_cap=24 * frame
         )
         self._patch_runner(self._runner)
+        self._pipeline._deliver_audio = self._deliver_audio  # type: ignore[method-assign]
 
     def _schedule(self) -> StepPlan[LocalStream] | None:
         self._stop_before("schedule")
@@ -118,17 +119,17 @@ class SteppedEngine(LocalEngine):
 
     def _run(self, plan: StepPlan[LocalStream]) -> None:
         self._stop_before("run")
-        self._planned = [*(stream for stream, _ in plan.prefill), *self._streams_of(plan)]
-        self._in_step = [*self._planned, *self._streams_in_flight()]
+        self._planned = [*(stream for stream, _ in plan.prefill), *self._pipeline.streams_of(plan)]
+        self._in_step = [*self._planned, *self._pipeline.streams_in_flight()]
         self.batches[len(plan.frame)] += 1
         super()._run(plan)
 
     def _deliver_audio(self, step: InFlightStep) -> None:
         if step.audio is not None and self.armed.pop("audio", None) is not None:
-            named = [*self._planned, *self._streams_in_flight()]
+            named = [*self._planned, *self._pipeline.streams_in_flight()]
             self.injected |= dict.fromkeys([stream for stream in named if stream.result is None], "step")
             raise Injected("step")
-        super()._deliver_audio(step)
+        StepPipeline._deliver_audio(self._pipeline, step)
 
     def _deliver(self) -> None:
         self._stop_before("deliver")
@@ -169,7 +170,7 @@ class SteppedEngine(LocalEngine):
             return write(slot, start, text, frame)
 
         def cleared(allocation: SlotAllocation) -> None:
-            if any(stream.allocation is allocation for stream in self._streams_in_flight()):
+            if any(stream.allocation is allocation for stream in self._pipeline.streams_in_flight()):
                 self.violations.append("a slot was released while a step in flight uses it")
             if threading.current_thread() is not self._thread:
                 self.violations.append("a slot was released by another thread")

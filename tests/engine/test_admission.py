@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.schedulers import FRAME, GPU, LIMITS, SLOW, Fixture, build, new_stream, playing, running
-from polyvox.engine.admission import QUEUE_GRACE_SECONDS, RETRY_WAIT_SHARE, Demand
+from polyvox.engine.admission import QUEUE_GRACE_SECONDS, RETRY_WAIT_SHARE
 from polyvox.engine.config import MIN_QUEUE, EngineConfig
 from polyvox.engine.cost_model import CostModel
+from polyvox.engine.demand import Demand
 from polyvox.engine.load import LoadSnapshot
 from polyvox.engine.stream_state import StreamState
 from polyvox.engine.stream_status import StreamStatus
@@ -380,7 +381,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         active = self.engine.streams.active
-        self.engine.admission.grow()
+        self.engine.admission.pages.grow()
         plan = self.engine.plan(self.now)
         assert plan or not any(not one.ended or one.decoded < one.generated for one in active)
         assert len(plan.frame) == len(set(plan.frame))

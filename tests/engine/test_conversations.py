@@ -13,7 +13,7 @@ import pytest
 from conftest import Loaded
 from engine.synthesis import TIMEOUT, assert_idle, read_all
 from parity import Golden, golden, relative_error
-from polyvox.engine import stream_manager
+from polyvox.engine import slot_text
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.stream import LocalStream
@@ -93,7 +93,7 @@ def test_conversations_at_once_have_the_samples_of_each_alone(engine: LocalEngin
 def test_a_slow_thinker_delays_only_its_own_stream_and_causes_no_underrun(
     speech: Qwen3OmniModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_manager, "MIN_START_TOKENS", 1)
+    monkeypatch.setattr(slot_text, "MIN_START_TOKENS", 1)
     now = [0.0]
     engine = LocalEngine(speech, EngineConfig(max_streams=2), clock=lambda: now[0])
     try:
@@ -123,7 +123,7 @@ def test_a_slow_thinker_delays_only_its_own_stream_and_causes_no_underrun(
 def test_a_thinker_that_stalls_ends_its_stream_with_a_timeout(
     speech: Qwen3OmniModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_manager, "MIN_START_TOKENS", 1)
+    monkeypatch.setattr(slot_text, "MIN_START_TOKENS", 1)
     now = [0.0]
     engine = LocalEngine(speech, EngineConfig(max_streams=1, text_timeout=5.0), clock=lambda: now[0])
     try:

@@ -25,6 +25,7 @@ from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.model_runner import MIN_LIVE_TO_PIPELINE, MIN_STREAMS_TO_PIPELINE
 from polyvox.engine.slots import SlotAllocation, SlotLedger
+from polyvox.engine.step_pipeline import StepPipeline
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_state import StepPlan
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
@@ -284,7 +285,7 @@ def test_a_thousand_cancelled_streams_do_not_grow_the_memory(speech: Qwen3TTSMod
         assert_idle(engine)
         assert not engine.streams
         assert not engine.streams[StreamStatus.RELEASING]
-        assert not engine._in_flight
+        assert not engine._pipeline.in_flight
         stats = engine.stats()
         assert sum(count for name, count in stats.items() if name.startswith("finished_")) == 1000
         assert resident() - before < 20e6
@@ -315,9 +316,9 @@ def test_steps_are_pipelined_with_many_live_streams_or_with_files_only(
     num_frames: int, num_live: int, expected: bool
 ) -> None:
     runner = SimpleNamespace(min_streams_to_pipeline=MIN_STREAMS_TO_PIPELINE, min_live_to_pipeline=MIN_LIVE_TO_PIPELINE)
-    engine = cast(LocalEngine, SimpleNamespace(_runner=runner))
+    pipeline = cast(StepPipeline, SimpleNamespace(_runner=runner))
     plan: StepPlan[LocalStream] = StepPlan(frame=np.arange(num_frames), num_live=num_live)
-    assert LocalEngine._is_pipelined(engine, plan) is expected
+    assert StepPipeline._is_pipelined(pipeline, plan) is expected
 
 
 def test_the_memory_of_streams_can_be_limited(speech: Qwen3TTSModel) -> None:

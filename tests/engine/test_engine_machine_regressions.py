@@ -78,7 +78,7 @@ def test_a_completed_step_uses_no_slot(started: Started) -> None:
     stream = engine.submit(request(frames=5, sampling=Sampling(min_frames=5)))
     while stream.result is None:
         engine.advance(1)
-        assert (stream.last_step > engine._manager.completed_steps) == (stream in engine._streams_in_flight())
+        assert (stream.last_step > engine._manager.completed_steps) == (stream in engine._pipeline.streams_in_flight())
 
 
 def test_the_first_chunk_is_delivered_when_the_text_runs_out(started: Started) -> None:

@@ -102,7 +102,7 @@ def test_the_first_audio_is_delivered_before_a_second_frame_is_generated(loaded:
     asked = request(frames=4, sampling=Sampling(min_frames=4), first_chunk=1)
     engine = LocalEngine(speech, EngineConfig(max_streams=2, min_streams_to_pipeline=1 if pipelined else None))
     frames_at_audio: list[int] = []
-    deliver_audio = engine._deliver_audio
+    deliver_audio = engine._pipeline._deliver_audio
 
     def recorded(step: Any) -> None:
         if step.audio is not None:
@@ -110,7 +110,7 @@ def test_the_first_audio_is_delivered_before_a_second_frame_is_generated(loaded:
         deliver_audio(step)
 
     try:
-        with mock.patch.object(engine, "_deliver_audio", recorded):
+        with mock.patch.object(engine._pipeline, "_deliver_audio", recorded):
             samples = read_all(engine.submit(asked))
     finally:
         engine.close()
@@ -133,7 +133,7 @@ def test_the_audio_of_a_stream_that_ends_with_its_first_frame_is_dropped(loaded:
         assert stream.generated == 0  # estimates of later requests learn from it
         asked = request(frames=4, sampling=Sampling(min_frames=4), first_chunk=1)  # in the same slot
         np.testing.assert_allclose(read_all(engine.submit(asked)), solo_samples(speech, asked), atol=1e-6)
-        eventually(lambda: not engine._in_flight)
+        eventually(lambda: not engine._pipeline.in_flight)
     finally:
         engine.close()
 

@@ -14,7 +14,7 @@ from conftest import Loaded
 from engine.held_lock import holding
 from engine.stepped_engine import SteppedEngine
 from engine.synthesis import TIMEOUT, assert_idle, read_all, request, solo_samples, wait_for_end
-from polyvox.engine import stream_manager
+from polyvox.engine import slot_text
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
@@ -50,7 +50,7 @@ def text_is_open(stream: LocalStream) -> bool:
 @pytest.fixture
 def stepped(speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppedEngine]:
     """An engine that starts a player with 12 tokens: the words of these tests have several."""
-    monkeypatch.setattr(stream_manager, "MIN_START_TOKENS", 12)
+    monkeypatch.setattr(slot_text, "MIN_START_TOKENS", 12)
     engine = SteppedEngine(speech, EngineConfig(max_streams=1), buffer_frames=20, prefill_rows=512)
     engine.advance()
     yield engine
@@ -78,7 +78,7 @@ def test_a_player_starts_with_several_tokens_and_then_gets_every_token_at_once(s
 def test_a_player_does_not_wait_long_for_more_tokens(stepped: SteppedEngine) -> None:
     stream = stepped.submit(request("on and on ", live=True, guard=False, frames=40))
     stepped.advance()
-    stepped.advance_clock(stream_manager.MAX_START_DELAY - 0.001)
+    stepped.advance_clock(slot_text.MAX_START_DELAY - 0.001)
     stepped.advance()
     assert stream.started == 0
     stepped.advance_clock(0.002)

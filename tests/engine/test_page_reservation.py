@@ -136,7 +136,7 @@ def run_steps(engine: Fixture, lengths: dict[StreamState, int]) -> tuple[dict[St
     generated: dict[StreamState, int] = {}
     out_of_pages: list[StreamState] = []
     while active := list(engine.streams.active):
-        out_of_pages += engine.admission.grow()[1]
+        out_of_pages += engine.admission.pages.grow()[1]
         for one in active:
             last = min(lengths[one], one.max_frames)
             num_frames = min(MAX_FRAMES_PER_STEP, last - one.started)
@@ -244,14 +244,14 @@ def test_a_finished_text_frees_what_its_speech_is_not_expected_to_need() -> None
     one.started = one.generated = 40
     one.max_frames = 365
     before = len(engine.ledger.free_pages)
-    freed = engine.admission.shrink(one)
+    freed = engine.admission.pages.shrink(one)
     assert len(engine.ledger.free_pages) == before + len(freed)
     assert reserved_frames(60) <= one.paged_frames < reserved_frames(60) + PAGE
     one.started = one.generated = one.paged_frames - 2
-    assert list(engine.admission.shrink(one)) == []
-    assert engine.admission.grow() == ([], [])
+    assert list(engine.admission.pages.shrink(one)) == []
+    assert engine.admission.pages.grow() == ([], [])
     one.started = one.generated = one.paged_frames - 1
-    assert engine.admission.grow() == ([one], [])
+    assert engine.admission.pages.grow() == ([one], [])
     assert one.paged_frames > one.started + 3 * PAGE
 
 
@@ -261,9 +261,9 @@ def test_a_page_pool_without_a_free_page_lowers_the_limit_of_the_stream_that_nee
     engine.admit_all(one)
     engine.ledger.allocate(len(engine.ledger.free_pages))  # not what admission does
     one.started = one.paged_frames - 2
-    assert engine.admission.grow() == ([], [])  # the next step needs none
+    assert engine.admission.pages.grow() == ([], [])  # the next step needs none
     one.started += 1
-    assert engine.admission.grow() == ([], [one])
+    assert engine.admission.pages.grow() == ([], [one])
     assert one.out_of_pages
     assert one.max_frames == one.paged_frames == one.started + 1  # a frame is left, after which it ends
-    assert engine.admission.grow() == ([], [])
+    assert engine.admission.pages.grow() == ([], [])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.schedulers import GPU, SLOW, Fixture, build, new_stream
-from polyvox.engine.admission import Demand
+from polyvox.engine.demand import Demand
 from polyvox.engine.stream_state import StreamState
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.utterances import UtteranceState

@@ -10,7 +10,8 @@ import pytest
 
 from engine.reference_scheduler import is_starting, urgency
 from engine.schedulers import FRAME, GPU, SLOW, Fixture, build, new_stream
-from polyvox.engine.admission import LATE_HEADROOM, LATE_SHARE, MAX_RETRY_SECONDS, Demand
+from polyvox.engine.admission import LATE_HEADROOM, LATE_SHARE, MAX_RETRY_SECONDS
+from polyvox.engine.demand import Demand
 from polyvox.engine.load import MAX_SLOWDOWN, NUM_WINDOWS
 from polyvox.engine.reservations import CLAIM_LATE_SECONDS, MAX_RESERVATIONS, Reservation, Reservations
 from polyvox.engine.stream_state import StepPlan, StreamState

@@ -215,7 +215,7 @@ def test_a_vocoder_that_blocks_decodes_beside_the_frame_step(loaded: Loaded, mon
 
     try:
         monkeypatch.setattr(engine._runner, "decode_blocks", True)
-        record(engine, "_launch", engine._launch)
+        record(engine._pipeline, "_launch", engine._pipeline._launch)
         for name in ("frame", "decode"):
             record(engine._runner, name, getattr(engine._runner, name))
         samples = read_all(engine.submit(asked))

@@ -10,7 +10,7 @@ from polyvox.engine.generator_runner import GeneratorRunner
 from polyvox.engine.graphs import largest_first
 from polyvox.kernels.launches import AbsentTensor, OnMetaDevice
 from polyvox.kernels.lazy_triton import intercepting_launches
-from polyvox.models.layers.conv_decoder import WeightCache
+from polyvox.models.layers.weight_cache import WeightCache
 
 
 def test_a_call_on_the_meta_device_changes_no_tensor() -> None:

@@ -16,7 +16,7 @@ from polyvox.kernels import sample_conv
 from polyvox.kernels.conv import PackedConv, pack_conv
 from polyvox.kernels.gpu import GPUS, assume
 from polyvox.kernels.launches import META, Launch, record_launches
-from polyvox.models.layers.conv_decoder import SampleConv
+from polyvox.models.layers.conv_layers import SampleConv
 from polyvox.models.layers.decoder_pass import DecoderPass
 
 MAX_ERROR = 1e-5  # by the order of the sums

@@ -12,9 +12,9 @@ from conftest import Loaded
 from polyvox.engine.config import PAGE
 from polyvox.engine.kv_cache import KVCache
 from polyvox.kernels.conv import causal_product
-from polyvox.models.layers import conv_decoder
+from polyvox.models.layers import conv_layers
 from polyvox.models.layers.code_predictor import CodePredictor
-from polyvox.models.layers.conv_decoder import MAX_PRODUCT_COLUMNS, CausalConv, CausalUpsample, Stateful
+from polyvox.models.layers.conv_layers import MAX_PRODUCT_COLUMNS, CausalConv, CausalUpsample, Stateful
 from polyvox.models.layers.linear import Linear, arrange_matrices
 from polyvox.models.layers.transformer_config import CodePredictorConfig, TransformerConfig
 from polyvox.models.paged_kv import KVShape
@@ -39,7 +39,7 @@ def test_a_matrix_product_equals_the_convolution(
         products.append(causal_product(*given))
         return products[-1]
 
-    monkeypatch.setattr(conv_decoder, "causal_product", product)
+    monkeypatch.setattr(conv_layers, "causal_product", product)
     channels, history = layer.state_shape
     x, past = torch.randn(2, channels, columns), torch.randn(2, channels, history) if history else None
     with torch.enable_grad():
@@ -68,7 +68,7 @@ def test_a_product_uses_the_current_weights(layer: Stateful, name: str) -> None:
 
 @torch.no_grad()
 def test_an_activation_uses_the_current_coefficients() -> None:
-    snake, x = conv_decoder.SnakeBeta(3), torch.ones(1, 3, 2)
+    snake, x = conv_layers.SnakeBeta(3), torch.ones(1, 3, 2)
     for parameter in snake.parameters():
         torch.nn.init.zeros_(parameter)
     before = snake(x)

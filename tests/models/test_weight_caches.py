@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyvox import kernels
 from polyvox.kernels import sample_conv, wgmma_conv
-from polyvox.models.layers.conv_decoder import (
+from polyvox.models.layers.conv_layers import (
     CausalConv,
     CausalUpsample,
     ResidualUnit,

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ipc.fake_engine import SAMPLE_RATE, notify_readers
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.samples import Samples
-from polyvox.engine.admission import Admission, Demand
+from polyvox.engine.admission import Admission
 from polyvox.engine.cost_model import CostModel
+from polyvox.engine.demand import Demand
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.engine_lock import try_lock
 from polyvox.engine.interface import Chunk, OnReady, Result, Stream

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyvox.models.layers.conv_decoder import CausalUpsample, UpsampleBlock
+from polyvox.models.layers.conv_layers import CausalUpsample, UpsampleBlock
 from polyvox.models.qwen3_tts.codec import CodecDecoder
 from polyvox.models.qwen3_tts.config import parse_config
 from training.layout import CODE_DIM, SAMPLING, initialise, voice_files

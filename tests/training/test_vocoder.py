@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyvox.models.layers.conv_decoder import CausalConv
+from polyvox.models.layers.conv_layers import CausalConv
 from training import layout
 from training.adversarial import SHARES
 from training.codec import CodecTraining, encode, feature_parameters, read_codes

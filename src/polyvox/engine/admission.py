@@ -7,7 +7,6 @@ request is served: requests that would wait too long are rejected at once, with 
 the clock an argument.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import ceil, inf
@@ -15,19 +14,19 @@ from typing import Generic
 
 import numpy as np
 
+from polyvox.engine.demand import Demand
 from polyvox.engine.engine_load import EngineLoad
-from polyvox.engine.load import SNAPSHOT_TTL, LoadModel
-from polyvox.engine.page_reservation import FRAMES_AHEAD, PAGES_AT_ONCE, PageReservation
+from polyvox.engine.load import LoadModel
 from polyvox.engine.scheduler import STALL_FACTOR
 from polyvox.engine.slots import SlotLedger
 from polyvox.engine.stream_arrays import Ints
+from polyvox.engine.stream_pages import StreamPages
 from polyvox.engine.stream_state import S
 from polyvox.engine.stream_status import StreamStatus
 from polyvox.engine.stream_table import StreamTable
 from polyvox.engine.utterances import UtteranceTable
 from polyvox.engine.wait_estimate import WaitEstimate
 from polyvox.errors import InvalidRequest, Overloaded
-from polyvox.models.request import Request
 
 # Share of slots, pages and queue that whole files may use: a flood of them must not lock out live streams.
 FILE_SHARE = 0.5
@@ -49,34 +48,6 @@ TURN_SHARE = 0.5
 LATE_SHARE, LATE_HEADROOM = 0.9, 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request asks for."""
-
-    live: bool
-    continues: bool = False
-    utterance_id: int = 0
-    owner: str = ""
-    num_bytes: int = 0  # of text, with the segments that follow
-    fingerprint: int = 0
-    num_pages: int = 0  # 0 before the request is prepared
-    may_reserve: bool = True  # a rejection reserves the time to retry after
-
-    @classmethod
-    def of(cls, request: Request) -> "Demand":
-        # The text is not validated yet.
-        num_bytes = len(str(request.text).encode(errors="replace")) + request.following_bytes
-        return cls(
-            live=not request.whole_file,
-            continues=request.segment > 0,
-            utterance_id=request.utterance_id,
-            owner=request.owner,
-            num_bytes=num_bytes,
-            fingerprint=request.fingerprint,
-            may_reserve=request.may_reserve,
-        )
-
-
 @dataclass(slots=True)
 class Admission(Generic[S]):
     """Decides over requests at three moments: before they are prepared, when they queue, when a slot is free."""
@@ -86,12 +57,10 @@ class Admission(Generic[S]):
     ledger: SlotLedger
     utterances: UtteranceTable[S] = field(init=False)
     estimate: WaitEstimate[S] = field(init=False)
-    reservation: PageReservation[S] = field(init=False)
-    # When the shared reserve of KV pages was computed, and its size.
-    _reserve: tuple[float, int] = field(init=False, default=(-inf, 0))
+    pages: StreamPages[S] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reservation = PageReservation(self.load.limits.page_size)
+        self.pages = StreamPages(self.load, self.streams, self.ledger)
         self.utterances = UtteranceTable(self.load.limits.frame_seconds, self.streams)
         self.estimate = WaitEstimate(self.load, self.streams, self.utterances)
 
@@ -101,22 +70,12 @@ class Admission(Generic[S]):
 
     def enqueue(self, stream: S, now: float) -> None:
         """Queues a stream, or raises Overloaded with the time to retry after, or InvalidRequest if it is too large."""
-        limits, num_pages = self.load.limits, self._reserved_pages(stream)
-        if self._max_pages(stream) > limits.num_pages:
+        limits, num_pages = self.load.limits, self.pages.reserved_for(stream)
+        if self.pages.max_for(stream) > limits.num_pages:
             requirement = f"prompt and speech must fit into {limits.num_pages * limits.page_size} positions"
             hint = "Shorten the text or raise the engine's context."
             raise InvalidRequest("text", stream.prompt_rows + stream.max_frames, requirement, hint)
-        demand = Demand(
-            live=stream.live,
-            continues=stream.continues,
-            utterance_id=stream.utterance_id,
-            owner=stream.owner,
-            num_bytes=stream.text_bytes + stream.following_bytes,
-            fingerprint=stream.fingerprint,
-            num_pages=num_pages,
-            may_reserve=stream.may_reserve,
-        )
-        wait = self._check(demand, now)
+        wait = self._check(Demand.of_stream(stream, num_pages), now)
         if stream.continues:
             self.utterances.add_segment(stream)
         else:
@@ -150,14 +109,13 @@ class Admission(Generic[S]):
         admitted: list[S] = []
         for live in (True, False):
             for stream in self._by_rank(live, now):
-                num_pages = self._reserved_pages(stream)
+                num_pages = self.pages.reserved_for(stream)
                 if not self._can_admit(stream, num_pages, has_slack, now):
                     if self._runs_ahead(stream):
                         continue  # its player has audio, which new utterances need not wait for
                     break  # later ones of this kind must not overtake it
-                stream.admitted_at, stream.allocation = now, self.ledger.allocate(num_pages)
-                self.reservation.on_admitted(stream, num_pages)
-                self._reserve = -inf, 0
+                stream.admitted_at = now
+                self.pages.allocate(stream, num_pages)
                 self.streams.transition(stream, StreamStatus.PREFILL, now)
                 self.utterances.admit(stream, now)
                 self.estimate.on_admitted(stream, now)
@@ -201,41 +159,6 @@ class Admission(Generic[S]):
         late = now - TURN_SHARE * self.load.limits.max_queue_seconds  # as in `_rank`, without a call for each stream
         return sum(one.owner in owners or one.arrived_at <= late for one in queue.new_utterances(live))
 
-    def shrink(self, stream: S) -> Sequence[int]:
-        """Frees the pages that a stream is not expected to need now that its text is complete, and returns them."""
-        assert stream.allocation is not None
-        expected = max(self.reservation.frames(stream, text_is_open=False), stream.started + FRAMES_AHEAD)
-        num_pages = self.reservation.pages_for(stream, min(expected, stream.max_frames))
-        freed = self.ledger.shrink(stream.allocation, num_pages)
-        stream.paged_frames = self.reservation.frames_in(stream, len(stream.allocation.pages))
-        return freed
-
-    def grow(self) -> tuple[list[S], list[S]]:
-        """Gives pages to streams that are longer than expected, before a step needs them.
-
-        Returns those that got pages and those that got none: they end when they have used theirs, so that no stream
-        waits for a page.
-        """
-        arrays, max_frames_per_step = self.streams.used(), self.load.limits.max_frames_per_step
-        # A step may use all of these frames; what is left after it is at least one, so that a stream that gets no page
-        # has a frame left, after which it ends.
-        short = arrays.paged_frames - arrays.started <= max_frames_per_step
-        short &= arrays.active & ~arrays.ended & (arrays.paged_frames < arrays.max_frames)
-        grown: list[S] = []
-        out_of_pages: list[S] = []
-        for stream in self.streams.at(np.flatnonzero(short)):
-            assert stream.allocation is not None
-            missing = self._max_pages(stream) - len(stream.allocation.pages)
-            num_pages = min(PAGES_AT_ONCE, missing, len(self.ledger.free_pages))
-            if num_pages:
-                self.ledger.grow(stream.allocation, num_pages)
-                stream.paged_frames = self.reservation.frames_in(stream, len(stream.allocation.pages))
-                grown.append(stream)
-            else:
-                stream.max_frames, stream.out_of_pages = stream.paged_frames, True
-                out_of_pages.append(stream)
-        return grown, out_of_pages
-
     def release(self, stream: S, now: float, completed: bool = True) -> None:
         """Takes back the slot and pages of a stream whose slot no step in flight uses.
 
@@ -244,7 +167,7 @@ class Admission(Generic[S]):
         assert stream.allocation is not None
         self.utterances.release(stream, now, completed)
         if completed or stream.out_of_pages:
-            self.reservation.learn(stream)
+            self.pages.reservation.learn(stream)
         self.streams.transition(stream, StreamStatus.FINISHED, now)
         self.ledger.release(stream.allocation)
         stream.allocation = None
@@ -266,29 +189,13 @@ class Admission(Generic[S]):
         """Seconds after which a queued request times out."""
         return self.load.limits.max_queue_seconds + QUEUE_GRACE_SECONDS
 
-    def _max_pages(self, stream: S) -> int:
-        """KV pages of the longest speech of a stream."""
-        return self.reservation.pages_for(stream, stream.max_frames)
-
-    def _reserved_pages(self, stream: S) -> int:
-        """KV pages that a stream gets on admission."""
-        return self.reservation.pages_for(stream, self.reservation.frames(stream, stream.text_is_open))
-
-    def _free_pages(self, now: float) -> int:
-        """KV pages for new streams: those that are free, less the shared reserve as it was within SNAPSHOT_TTL."""
-        computed_at, reserve = self._reserve
-        if not 0 <= now - computed_at < SNAPSHOT_TTL:
-            reserve = self.reservation.shared_reserve(self.streams.used())
-            self._reserve = now, reserve
-        return max(0, len(self.ledger.free_pages) - reserve)
-
     def estimate_wait(self, demand: Demand, now: float) -> float:
         """Seconds until a new utterance that arrives now gets a slot."""
         live, owner, queue = demand.live, demand.owner, self.streams.queue
         others = queue.has_other_owners(owner, live)
         num_ahead = self._num_ahead(live, owner, now) if others else queue.num_new(live)
-        num_pages = demand.num_pages + num_ahead * self._mean_pages() if demand.num_pages else 0
-        if num_ahead < self._free_slots(live, now) and num_pages <= self._free_pages(now):
+        num_pages = demand.num_pages + num_ahead * self.pages.mean() if demand.num_pages else 0
+        if num_ahead < self._free_slots(live, now) and num_pages <= self.pages.num_free(now):
             return 0.0
         num_concurrent = self._num_concurrent(live, now)
         while True:
@@ -306,22 +213,16 @@ class Admission(Generic[S]):
 
     def _spare(self, live: bool, now: float) -> tuple[int, float]:
         """New utterances that could start now, less the queued ones, and the expected wait of a new one."""
-        mean_pages = self._mean_pages()
-        free = min(self._free_slots(live, now), int(self._free_pages(now) / mean_pages))
+        mean_pages = self.pages.mean()
+        free = min(self._free_slots(live, now), int(self.pages.num_free(now) / mean_pages))
         free -= self.streams.queue.num_new(live)
         if live and self.load.snapshot(now).num_live and not self._has_slack(now):
             free = min(free, 0)
         return free, 0.0 if free > 0 else self.estimate_wait(Demand(live, num_pages=ceil(mean_pages)), now)
 
-    def _mean_pages(self) -> float:
-        """KV pages of an active stream, or of a slot if none is active."""
-        limits, num_active = self.load.limits, len(self.streams.active)
-        num_pages = limits.num_pages - len(self.ledger.free_pages) if num_active else limits.num_pages
-        return max(num_pages / (num_active or limits.num_slots), 1.0)
-
     def _num_concurrent(self, live: bool, now: float) -> int:
         """Utterances that run at once in an estimate: fewer than the capacity if their KV pages do not suffice."""
-        by_pages = self.utterances.num_in_progress(live) + int(self._free_pages(now) / self._mean_pages())
+        by_pages = self.utterances.num_in_progress(live) + int(self.pages.num_free(now) / self.pages.mean())
         return max(1, min(self._max_utterances(live), by_pages))
 
     def retry_after(self, demand: Demand, now: float) -> float:
@@ -401,10 +302,7 @@ class Admission(Generic[S]):
     def _can_admit(self, stream: S, num_pages: int, has_slack: bool, now: float) -> bool:
         """Whether a queued stream can be admitted now, by deadlines, slots and pages."""
         limits, active = self.load.limits, self.streams.active
-        if num_pages > len(self.ledger.free_pages) or len(active) >= limits.num_slots:
-            return False
-        missing = self._max_pages(stream) - num_pages
-        if num_pages + self.reservation.shared_reserve(self.streams.used(), missing) > len(self.ledger.free_pages):
+        if len(active) >= limits.num_slots or not self.pages.fits(stream, num_pages):
             return False
         if stream.continues and stream.live:
             utterance = self.utterances.get(stream)

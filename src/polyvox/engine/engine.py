@@ -6,27 +6,25 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import inf
 from typing import cast
 
-import numpy as np
 import torch
 
 from polyvox.audio.samples import Samples
-from polyvox.engine.admission import Admission, Demand
+from polyvox.engine.admission import Admission
 from polyvox.engine.calibration import calibrate
 from polyvox.engine.capacity import describe_capacity
 from polyvox.engine.chunk_assembler import BufferedChunk
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.cost_model import HOST_FRAME_SECONDS, CostModel
 from polyvox.engine.cpu_threads import use_threads
+from polyvox.engine.demand import Demand
 from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.engine_lock import LOCK_TIMEOUT, EngineLock, try_lock
-from polyvox.engine.in_flight import InFlightStep
 from polyvox.engine.interface import OnReady, Stream
 from polyvox.engine.load import CPU_SLOWDOWN, LoadModel, Slowdown
 from polyvox.engine.memory import usage_table
@@ -34,6 +32,7 @@ from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slots import SlotLedger
 from polyvox.engine.step_counters import StepCounters
+from polyvox.engine.step_pipeline import StepPipeline
 from polyvox.engine.stream import LocalStream, StopRequest
 from polyvox.engine.stream_manager import StreamManager
 from polyvox.engine.stream_state import CHUNK_SIZES, MAX_FRAMES_PER_STEP, RING_FRAMES, SchedulerLimits, StepPlan
@@ -76,10 +75,6 @@ class LocalEngine:
         self._stopping = False
         self.broken: str | None = None  # the error that stopped the engine
         self._start_error: Exception | None = None
-        self._in_flight: deque[InFlightStep] = deque()
-        self._num_started = 0  # steps
-        # A step counts from here on, with the time in which the host plans it and delivers the one before it.
-        self._last_completed_at = 0.0  # or when the engine was last idle
         self._num_streams = 0  # since the start: the last stream's id
         self._step_counters = StepCounters()
         self._num_failures = 0  # consecutive
@@ -278,7 +273,16 @@ class LocalEngine:
             self._trace,
         )
         log.info("capacity: %s", describe_capacity({"capacity": self.load.capacity(), **self._capacity_limits()}))
-        self._last_completed_at = self.clock()
+        self._pipeline = StepPipeline(
+            self._runner,
+            self.streams,
+            self.scheduler,
+            self._manager,
+            self.lock,
+            self.clock,
+            self._observe,
+            self._notify_readers,
+        )
         self._started.set()
 
     def _limits(self, cost: CostModel) -> SchedulerLimits:
@@ -338,28 +342,19 @@ class LocalEngine:
                 self._manager.admit(now)
                 self._manager.grow_pages()
                 plan = self.scheduler.plan(now)
-                if plan or self._in_flight:
+                if plan or self._pipeline.in_flight:
                     return plan
                 if not self._manager.ready:
                     self._busy_since = None
                     self._work.wait(self._manager.next_timeout(now))
-                    self._busy_since = self._last_completed_at = self.clock()
+                    self._busy_since = self.clock()
+                    self._pipeline.start_timing(self._busy_since)
             self._notify_readers()
 
     def _run(self, plan: StepPlan[LocalStream]) -> None:
-        """Launches a step, and completes steps until at most one is in flight, or none without pipelining.
-
-        A failure ends the streams of this step and of those in flight.
-        """
+        """Launches a step, and completes those before it; a failure ends the streams of all these steps."""
         try:
-            self._deliver_ready_audio()  # of first frames, which need not wait for the launch
-            if plan:
-                self._launch(plan)
-            # The device decodes first frames while the next step is planned.
-            max_in_flight = self._is_pipelined(plan) + self._in_flight[-1].follows if plan else 0
-            while len(self._in_flight) > max_in_flight:
-                self._complete(self._in_flight[0])
-            self._deliver_ready_audio()  # readers need not wait for the plan of the next step
+            self._pipeline.run(plan)
             self._num_failures = 0
         except Exception as error:
             self._num_failures += 1
@@ -368,80 +363,6 @@ class LocalEngine:
             log.exception("step failed")
             self._runner.wait()  # nothing may write to a slot that is released
             self._fail(plan, f"a step of the engine failed: {error}")
-
-    def _complete(self, step: InFlightStep) -> None:
-        """Waits for the step launched first; delivers its audio and applies the flags of its frames."""
-        self._deliver_audio(step)  # readers need not wait for the frame step beside it
-        flags = step.flags.get().astype(np.int64) if step.flags else ()
-        with self.lock:
-            now = self.clock()
-            for call, row in enumerate(flags):
-                slots = step.plan.slots_of_call(call)
-                self._manager.on_frame_results(slots, row[: len(slots)], now)
-            self._manager.end_drained(step.plan.frame)
-            if not step.follows:
-                self._observe(step.plan, now - self._last_completed_at, now)
-                self._last_completed_at = now
-            self._in_flight.popleft()
-            self._manager.completed_steps = step.number
-
-    def _deliver_ready_audio(self) -> None:
-        """Delivers audio that was decoded since."""
-        for index, step in enumerate(self._in_flight):
-            if step.follows and index:  # whether there is a first frame is not known yet
-                break
-            if step.audio is not None and step.audio.ready:
-                self._deliver_audio(step)
-
-    def _launch(self, plan: StepPlan[LocalStream]) -> None:
-        """Starts a step on the device."""
-        started_at, runner = self.clock(), self._runner
-        audio = flags = first_audio = None
-        first: StepPlan[LocalStream] = StepPlan(codec=plan.first_codec, codec_frames=np.ones_like(plan.first_codec))
-        with self.lock:
-            arrays = self.streams.arrays
-            first_frames = arrays.decoded[plan.codec] + arrays.decoding[plan.codec]
-            contexts = arrays.prompt_rows[plan.frame] + arrays.started[plan.frame]
-            prompts = [(s.slot, s.prefilled, s.prompt[s.prefilled :][:rows]) for s, rows in plan.prefill]
-        if prompts:  # first, because the frames wait for them
-            runner.prefill(prompts)
-        if len(plan.codec) and not runner.decode_blocks:
-            audio = runner.decode(plan.codec, first_frames, plan.codec_frames, streams_beside=len(plan.frame))
-        if len(plan.frame):
-            flags = runner.frame(plan.frame, plan.frame_counts, contexts)
-        if first:
-            first_audio = runner.decode(first.codec, np.zeros_like(first.codec), first.codec_frames, after_frames=True)
-        if len(plan.codec) and runner.decode_blocks:  # the generator's GPU computes meanwhile
-            audio = runner.decode(plan.codec, first_frames, plan.codec_frames)
-        with self.lock:
-            self._num_started += 1
-            self._in_flight.append(InFlightStep(self._num_started, plan, flags, audio))
-            self.scheduler.start(plan, started_at)
-            for stream, _ in plan.prefill:
-                if not stream.prompt_left:
-                    stream.prepared = None
-            arrays.last_step[plan.frame] = arrays.last_step[plan.codec] = self._num_started
-            if first:
-                self._num_started += 1
-                self._in_flight.append(InFlightStep(self._num_started, first, None, first_audio, follows=True))
-                arrays.last_step[first.codec] = self._num_started
-
-    def _is_pipelined(self, plan: StepPlan[LocalStream]) -> bool:
-        """Whether the next step is launched while this one runs: it hides the host's work between two steps."""
-        enough_live = plan.num_live >= self._runner.min_live_to_pipeline or not plan.num_live
-        return enough_live and 0 < self._runner.min_streams_to_pipeline <= len(plan.frame)
-
-    def _deliver_audio(self, step: InFlightStep) -> None:
-        """Waits for the samples of a step, and hands them to its streams and their readers."""
-        if step.audio is None:
-            return
-        plan, audio = step.plan, step.audio.get()
-        step.audio = None
-        with self.lock:
-            self.scheduler.on_decoded(plan.codec, plan.codec_frames)
-            self._manager.on_audio(plan.codec, plan.codec_frames, audio, self.clock())
-            self._manager.end_drained(plan.codec)  # final chunk and result in one notification
-        self._notify_readers()
 
     def _deliver(self) -> None:
         """Releases the slots of finished streams, and notifies the readers of all streams with news."""
@@ -470,25 +391,14 @@ class LocalEngine:
     def _fail(self, plan: StepPlan[LocalStream], error: str) -> None:
         with self.lock:
             prompts = [stream for stream, _ in plan.prefill]
-            failed = [*prompts, *self._streams_of(plan), *self._streams_in_flight()]
-            self._in_flight.clear()
-            self._manager.completed_steps = self._num_started
-            for stream in failed:
+            for stream in [*prompts, *self._pipeline.streams_of(plan), *self._pipeline.drop()]:
                 self._manager.end(stream, "error", error)
-
-    def _streams_of(self, plan: StepPlan[LocalStream]) -> list[LocalStream]:
-        """Streams of which the step uses the slot until it completes."""
-        return self.streams.at(np.union1d(plan.frame, plan.codec))
-
-    def _streams_in_flight(self) -> list[LocalStream]:
-        return [stream for step in self._in_flight for stream in self._streams_of(step.plan)]
 
     def _end_all(self) -> None:
         if not self._started.is_set():
             return
         with self.lock:
-            self._in_flight.clear()
-            self._manager.completed_steps = self._num_started
+            self._pipeline.drop()
             for stream in list(self.streams):
                 self._manager.end(stream, "error", self.broken or "the engine was closed")
             try:

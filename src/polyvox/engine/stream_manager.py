@@ -2,7 +2,7 @@
 """The life of a stream in the engine, from its first text to the release of its slot; all under the engine's lock."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from math import inf
 from typing import get_args
@@ -11,11 +11,13 @@ import numpy as np
 
 from polyvox.audio.clip import FinishReason
 from polyvox.audio.pcm import Audio
-from polyvox.engine.admission import Admission, Demand
+from polyvox.engine.admission import Admission
 from polyvox.engine.config import PAGE, EngineConfig
+from polyvox.engine.demand import Demand
 from polyvox.engine.interface import Result
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
+from polyvox.engine.slot_text import SlotText
 from polyvox.engine.stream import LocalStream, StopRequest
 from polyvox.engine.stream_arrays import Ints
 from polyvox.engine.stream_status import HOLDS_SLOT, StreamStatus
@@ -30,10 +32,6 @@ log = logging.getLogger(__name__)
 
 OUT_OF_PAGES = "The speech is longer than expected, and no KV page is free for the rest."
 NOT_FINITE = "The model returned samples that are not finite numbers."
-# A player without audio starts, or resumes after a wait for text, with the audio of this many tokens, so that words
-# that arrive irregularly leave no gaps. A word takes several frames of speech, but a token is read with each frame.
-MIN_START_TOKENS = 3
-MAX_START_DELAY = 0.25  # seconds from the first of these tokens, if the others do not arrive
 MAX_READER_DELAY = 2.0  # seconds that a reader in real time may be behind: the delay of a network and of its player
 
 
@@ -68,9 +66,7 @@ class StreamManager:
         self.changed: dict[LocalStream, None] = {}  # by readers and writers, since the last iteration
         self.stop_requests: dict[LocalStream, StopRequest] = {}
         self.ready: dict[LocalStream, None] = {}  # with chunks or a result that their readers do not know of
-        self._pending_text: dict[LocalStream, None] = {}  # active streams with text that is not in the slot yet
-        # Active streams whose player waits for MIN_START_TOKENS, and until when; in the order of these times.
-        self._awaiting_tokens: dict[LocalStream, float] = {}
+        self._slot_text = SlotText(runner, streams, admission.pages)
         self._num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
         self._audio_seconds, self._underruns, self._streams_with_underruns = 0.0, 0, 0
         self._num_out_of_pages = 0  # streams
@@ -135,8 +131,7 @@ class StreamManager:
             if stream.text_open or len(stream.text) or stream.text_frames < inf:
                 with_text.append(stream)
         if with_text:
-            self._add_text(with_text, now)
-            self._await_more_text(now)
+            self._write_text(with_text, now)
         self.release_finished()
 
     # What readers and writers did
@@ -153,89 +148,32 @@ class StreamManager:
                 free = stream.buffer_free = self.buffer_free(stream)
                 if free >= 1 and stream.reader_deadline < inf:
                     stream.reader_deadline = inf
-                    self._update_pause(stream, now)
+                    self._streams.update_pause(stream, now)
                 if stream.status in HOLDS_SLOT and stream.text_frames < inf:
                     with_text.append(stream)
-        expired = takewhile(lambda stream: self._awaiting_tokens[stream] <= now, self._awaiting_tokens)
-        self._add_text([*with_text, *self._pending_text, *expired], now)
-        self._await_more_text(now)
+        self._write_text([*with_text, *self._slot_text.due(now)], now)
         self.release_finished()
 
-    def _add_text(self, streams: Iterable[LocalStream], now: float) -> None:
-        """Moves as much text as possible to the slots of these streams."""
-        for stream in dict.fromkeys(streams):
-            if stream.result is None:
-                self._write_text(stream, now)
-
-    def _await_more_text(self, now: float) -> None:
-        """Starts the timeout of streams whose text has run out."""
+    def _write_text(self, streams: Sequence[LocalStream], now: float) -> None:
+        """Writes the text of these streams to their slots, and starts the timeout of those whose text has run out."""
+        for stream, error in self._slot_text.write(streams, now):
+            self.end(stream, "error", error)
         arrays = self._streams.used()
         out_of_text = arrays.needs_text() & (arrays.text_deadline == inf) & (arrays.prompt_left() <= 0)
         for stream in self._streams.at(np.flatnonzero(arrays.active & out_of_text)):
             if stream.text_open and not len(stream.text):
                 stream.wait_for_text(now + self.config.text_timeout)
-                self._update_pause(stream, now)
-
-    def _write_text(self, stream: LocalStream, now: float) -> None:
-        """Moves text to the slot, and updates the number of frames that have text."""
-        if len(stream.text):
-            try:
-                stream.text_end += self._runner.write_text(stream.slot, stream.text_end, stream.text, stream.started)
-            except Exception as error:
-                log.exception("text write failed stream=%d", stream.id)
-                self.end(stream, "error", f"the text could not be read: {error}")
-                return
-        pending = bool(len(stream.text))
-        complete = not (stream.text_open or pending)
-        if pending:
-            self._pending_text[stream] = None
-        else:
-            self._pending_text.pop(stream, None)
-        if complete and stream.text_frames < inf and stream.request.guard:
-            self._limit_frames(stream)
-        if complete or self._can_continue(stream, now):
-            self._awaiting_tokens.pop(stream, None)
-            stream.text_at = now if stream.text_at == -inf else stream.text_at
-            stream.text_frames = inf if complete else stream.text_end
-        if stream.text_deadline < inf and (stream.started < stream.text_frames or stream.ended):
-            stream.text_deadline = inf
-            self._update_pause(stream, now)
-
-    def _can_continue(self, stream: LocalStream, now: float) -> bool:
-        """Whether the text in the slot is enough to generate frames; see MIN_START_TOKENS."""
-        num_tokens = stream.text_end - stream.started
-        if num_tokens >= MIN_START_TOKENS or stream.started < stream.text_frames or stream.lead(now) > 0:
-            return True
-        if not num_tokens:
-            return False
-        return now >= self._awaiting_tokens.setdefault(stream, now + MAX_START_DELAY)
-
-    def _limit_frames(self, stream: LocalStream) -> None:
-        """Lowers max_frames to what the complete text can need, and frees the pages beyond."""
-        assert stream.allocation is not None
-        max_frames = max(self._runner.close_text(stream.slot, stream.text_bytes), stream.started + 1)
-        stream.guarded |= max_frames < stream.max_frames
-        stream.out_of_pages &= max_frames >= stream.max_frames
-        stream.max_frames = min(stream.max_frames, max_frames)
-        self._runner.update_pages(stream.allocation, self._admission.shrink(stream))
+                self._streams.update_pause(stream, now)
 
     def grow_pages(self) -> None:
-        """Gives KV pages to streams that are longer than expected; see `Admission.grow`."""
-        grown, out_of_pages = self._admission.grow()
+        """Gives KV pages to streams that are longer than expected; see `StreamPages.grow`."""
+        grown, out_of_pages = self._admission.pages.grow()
         for stream in grown:
             assert stream.allocation is not None
             self._runner.update_pages(stream.allocation)
         for stream in out_of_pages:
             log.warning("no KV page is free stream=%d max_frames=%d", stream.id, stream.max_frames)
         self._num_out_of_pages += len(out_of_pages)
-
-    def _update_pause(self, stream: LocalStream, now: float) -> None:
-        """A running stream is paused while a timeout of its reader or its text runs."""
-        waits = min(stream.reader_deadline, stream.text_deadline) < inf
-        if waits and stream.status is StreamStatus.RUNNING:
-            self._streams.transition(stream, StreamStatus.PAUSED, now)
-        elif not waits and stream.status is StreamStatus.PAUSED:
-            self._streams.transition(stream, StreamStatus.RUNNING, now)
 
     def expire_timeouts(self, now: float) -> None:
         """Ends streams that waited too long for their reader or for text."""
@@ -267,7 +205,7 @@ class StreamManager:
             self._admission.next_change(now),
             timeouts.min(initial=inf),
             *(stream.text_deadline for stream in awaiting),
-            *islice(self._awaiting_tokens.values(), 1),
+            self._slot_text.next_deadline(),
         )
         return max(first - now, 0.0) + 0.001 if first < inf else None
 
@@ -349,7 +287,7 @@ class StreamManager:
         full = (arrays.buffer_free[slots] < 1) & (arrays.reader_deadline[slots] == inf)
         for stream in self._streams.at(slots[full]):
             stream.reader_deadline = now + self.config.reader_timeout
-            self._update_pause(stream, now)
+            self._streams.update_pause(stream, now)
         self._audio_seconds += sum(sizes) / self.sample_rate
         self.ready |= dict.fromkeys(streams)
 
@@ -366,41 +304,11 @@ class StreamManager:
         """Gives a stream its result now; its slot is released when no step in flight uses it."""
         if stream.result is not None:
             return
-        now, assembler = self.clock(), stream.assembler
-        if reason not in ("cancelled", "error"):
-            if self._has_tail and stream.allocation is not None:
-                try:
-                    tail = self._runner.flush(stream.slot, stream.generated)
-                except Exception as failure:
-                    log.exception("flush failed stream=%d", stream.id)
-                    self.end(stream, "error", f"the end of the audio could not be decoded: {failure}")
-                    return
-                if tail is None:
-                    self.end(stream, "error", NOT_FINITE)
-                    return
-                assembler.add(tail)
-            if assembler.size and not assembler.silent:
-                self._record_delivery([stream], [stream.deliver(final=True)], now)
-        started = stream.first_audio_at < inf
-        stream.finish(
-            Result(
-                finish_reason=reason,
-                seed=stream.seed,
-                error=error,
-                text_tokens=stream.text_tokens,
-                frames=stream.generated,
-                seconds=stream.delivered_seconds,
-                queue_wait=min(now, stream.admitted_at) - stream.arrived_at,
-                first_frame=stream.first_frame_at - stream.arrived_at if stream.generated else None,
-                first_audio=stream.first_audio_at - stream.arrived_at if started else None,
-                underruns=stream.underruns,
-                text_waits=stream.text_waits,
-                retry_after=None if rejection is None else rejection.retry_after,
-                overload_reason=None if rejection is None else rejection.reason,
-            )
-        )
-        self._pending_text.pop(stream, None)
-        self._awaiting_tokens.pop(stream, None)
+        now = self.clock()
+        if reason not in ("cancelled", "error") and (failure := self._finish_audio(stream, now)) is not None:
+            reason, error = "error", failure
+        stream.finish(_result_of(stream, reason, error, rejection, now))
+        self._slot_text.discard(stream)
         self._num_finished[reason] += 1
         self._underruns += stream.underruns
         self._streams_with_underruns += stream.underruns > 0
@@ -415,6 +323,22 @@ class StreamManager:
             self._drop(stream)
         if self._trace:
             self._trace.stream(stream, now)
+
+    def _finish_audio(self, stream: LocalStream, now: float) -> str | None:
+        """Decodes and delivers the rest of a stream's audio; returns the error if that fails."""
+        assembler = stream.assembler
+        if self._has_tail and stream.allocation is not None:
+            try:
+                tail = self._runner.flush(stream.slot, stream.generated)
+            except Exception as error:
+                log.exception("flush failed stream=%d", stream.id)
+                return f"the end of the audio could not be decoded: {error}"
+            if tail is None:
+                return NOT_FINITE
+            assembler.add(tail)
+        if assembler.size and not assembler.silent:
+            self._record_delivery([stream], [stream.deliver(final=True)], now)
+        return None
 
     def end_drained(self, slots: Ints) -> None:
         """Ends those of these streams whose frames are all decoded and delivered."""
@@ -438,3 +362,24 @@ class StreamManager:
         """Frees the memory of a finished stream and wakes callers that wait for an idle engine."""
         stream.prepared, stream.text = None, TextBuffer()
         self._wake()
+
+
+def _result_of(
+    stream: LocalStream, reason: FinishReason, error: str | None, rejection: Overloaded | None, now: float
+) -> Result:
+    started = stream.first_audio_at < inf
+    return Result(
+        finish_reason=reason,
+        seed=stream.seed,
+        error=error,
+        text_tokens=stream.text_tokens,
+        frames=stream.generated,
+        seconds=stream.delivered_seconds,
+        queue_wait=min(now, stream.admitted_at) - stream.arrived_at,
+        first_frame=stream.first_frame_at - stream.arrived_at if stream.generated else None,
+        first_audio=stream.first_audio_at - stream.arrived_at if started else None,
+        underruns=stream.underruns,
+        text_waits=stream.text_waits,
+        retry_after=None if rejection is None else rejection.retry_after,
+        overload_reason=None if rejection is None else rejection.reason,
+    )

@@ -2,6 +2,7 @@
 """All streams of an engine by status; every change of status goes through `StreamTable.transition`."""
 
 from collections.abc import Callable, Iterator, KeysView
+from math import inf
 from typing import Generic
 
 import numpy as np
@@ -88,6 +89,14 @@ class StreamTable(Generic[S]):
             if stream not in self.active:
                 self._activate(stream)
             self.arrays.ended[stream.row] = stream.ended
+
+    def update_pause(self, stream: S, now: float) -> None:
+        """A running stream is paused while a timeout of its reader or its text runs."""
+        waits = min(stream.reader_deadline, stream.text_deadline) < inf
+        if waits and stream.status is StreamStatus.RUNNING:
+            self.transition(stream, StreamStatus.PAUSED, now)
+        elif not waits and stream.status is StreamStatus.PAUSED:
+            self.transition(stream, StreamStatus.RUNNING, now)
 
     def _activate(self, stream: S) -> None:
         assert stream.allocation is not None

@@ -8,8 +8,7 @@ of a step, so that no server can delay the engine or another server.
 import asyncio
 import logging
 import os
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,21 +16,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar, cast
 
-from polyvox.audio.pcm import Audio, Pcm, as_pcm
 from polyvox.engine.engine_lock import LOCK_RETRY, LOCK_TIMEOUT
 from polyvox.engine.interface import ChunkParts, InProcessEngine, Result, Stream
 from polyvox.engine.key_counts import KeyCounts
 from polyvox.engine.preparation import MAX_INLINE_CHARS, PreparationPool, TextWriter, as_polyvox_error
 from polyvox.errors import EngineDown, Overloaded
 from polyvox.ipc import messages
+from polyvox.ipc.acquired_keys import AcquiredKeys
 from polyvox.ipc.audio_ring import AudioRing
 from polyvox.ipc.framing import FrameConnection
+from polyvox.ipc.ring_queue import RingQueue
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_KEYS = 100_000  # that one server may hold counts of
 MAX_STATS_REQUESTS = 1024  # of one server that may wait for the engine's lock
 MAX_INLINE_BYTES = 2048  # of an encoded request that the loop may prepare itself: no recordings, no long texts
 
@@ -64,7 +63,8 @@ class WorkerConnection:
         timeout: float,
         on_close: Callable[["WorkerConnection"], None] = lambda _: None,
     ) -> None:
-        self._engine, self._pool, self._keys, self._ring, self._timeout = engine, pool, keys, ring, timeout
+        self._engine, self._pool, self._timeout = engine, pool, timeout
+        self._keys, self._outgoing = AcquiredKeys(keys), RingQueue(ring)
         self._on_close = on_close
         self.frames = FrameConnection(timeout, self._receive, self._close, self._on_writable)
         self._loop = asyncio.get_running_loop()
@@ -73,10 +73,7 @@ class WorkerConnection:
         self._replies: list[messages.Reply] = []
         self._stats_requests: list[int] = []  # ids of those that wait for the engine's lock
         self._lock_timeout = LOCK_TIMEOUT  # of the next attempt to take something from the engine
-        self._acquired_keys: Counter[str] = Counter()
-        self._progress = time.monotonic()  # when the ring was last empty, or the server last consumed from it
         self._stall_timer = self._loop.call_later(timeout, self._check_stalled)
-        self._outgoing: deque[tuple[int, messages.ChunkHeader | Result, list[Audio]]] = deque()  # waits for the ring
         # Streams that may have chunks: the steps' lists. The engine's thread appends, then checks the flag; the loop
         # clears the flag, then takes the lists: so none is missed.
         self._ready: deque[Sequence[Stream]] = deque()
@@ -110,12 +107,12 @@ class WorkerConnection:
                 self._get_info(id)
             case messages.Clone():
                 self._clone(message)
-            case messages.AcquireKey():
-                self._acquire_key(message)
+            case messages.AcquireKey(id, key, limit):
+                self._reply(messages.KeyReply(id, key, self._keys.acquire(key, limit)))
             case messages.ReleaseKey(key):
-                self._release_key(key)
+                self._keys.release(key)
             case messages.RestoreKeys(counts):
-                self._restore_keys(counts)
+                self._keys.restore(counts)
 
     def _submit(self, message: messages.Submit) -> None:
         id = message.id
@@ -201,12 +198,11 @@ class WorkerConnection:
             delivery.stream.cancel()
         else:  # all its audio is generated, and the rest of it will not be read
             self._forget(id, delivery.stream)
-            self._outgoing.append((id, replace(result, finish_reason="cancelled"), []))
+            self._outgoing.add_result(id, replace(result, finish_reason="cancelled"))
             self._schedule_flush()
 
     def _on_consumed(self, message: messages.Consumed) -> None:
-        self._ring.release(message.position)
-        self._progress = time.monotonic()
+        self._outgoing.release(message.position)
         resumed: list[Stream] = []
         for id, count in message.chunks.items():
             if (delivery := self._deliveries.get(id)) is not None:
@@ -217,31 +213,6 @@ class WorkerConnection:
             self._ready.append(resumed)
         if self._outgoing or self._ready:
             self._schedule_flush()
-
-    # Counts of keys
-
-    def _acquire_key(self, message: messages.AcquireKey) -> None:
-        fits = message.key in self._acquired_keys or len(self._acquired_keys) < MAX_KEYS
-        acquired = fits and self._keys.acquire(message.key, message.limit)
-        if acquired:
-            self._acquired_keys[message.key] += 1
-        self._reply(messages.KeyReply(message.id, message.key, acquired))
-
-    def _release_key(self, key: str) -> None:
-        if key not in self._acquired_keys:
-            raise ValueError("a key is released that was not acquired")
-        self._acquired_keys[key] -= 1
-        if not self._acquired_keys[key]:
-            del self._acquired_keys[key]
-        self._keys.release(key)
-
-    def _restore_keys(self, counts: dict[str, int]) -> None:
-        if len(self._acquired_keys.keys() | counts.keys()) > MAX_KEYS:
-            raise ValueError(f"a server must hold counts of at most {MAX_KEYS} keys")
-        for key, count in counts.items():
-            if count:
-                self._acquired_keys[key] += count
-                self._keys.add(key, count)
 
     # Messages to the server
 
@@ -302,7 +273,7 @@ class WorkerConnection:
             return
         try:
             is_locked = not self._collect()
-            chunks, results = self._fill_ring()
+            chunks, results = self._outgoing.fill_ring()
             if self._replies or chunks or results:
                 replies, self._replies = self._replies, []
                 self.frames.send(messages.encode(messages.Update(replies, chunks, results)))
@@ -351,7 +322,7 @@ class WorkerConnection:
             delivery.credit -= len(chunks)
             result = self._enqueue(id, delivery, stream, chunks) or ended
             if result is not None:
-                self._outgoing.append((id, result, []))
+                self._outgoing.add_result(id, result)
                 self._forget(id, stream)
         return True
 
@@ -361,38 +332,15 @@ class WorkerConnection:
     def _enqueue(self, id: int, delivery: _Delivery, stream: Stream, chunks: Sequence[ChunkParts]) -> Result | None:
         """Queues chunks for the ring; the stream's result if it ends with them."""
         for chunk in chunks:
-            size, final = chunk.size, chunk.final
-            if size > self._ring.capacity:
+            size, max_samples = chunk.size, self._outgoing.max_samples
+            if size > max_samples:
                 stream.cancel()
-                error = f"A chunk of {size} samples exceeds the ring's capacity of {self._ring.capacity}."
+                error = f"A chunk of {size} samples exceeds the ring's capacity of {max_samples}."
                 return Result("error", stream.seed, error)
-            self._outgoing.append((id, messages.ChunkHeader(id, chunk.index, size, final, chunk.times), chunk.parts))
-            if final:
+            self._outgoing.add_chunk(id, chunk)
+            if chunk.final:
                 return delivery.result()
         return None
-
-    def _fill_ring(self) -> tuple[list[messages.ChunkHeader], dict[int, Result]]:
-        """Moves queued chunks into the ring until it is full. A result comes in the same update as its final chunk."""
-        chunks: list[messages.ChunkHeader] = []
-        parts: list[Pcm] = []
-        results: dict[int, Result] = {}
-        outgoing, ring = self._outgoing, self._ring
-        if ring.written == ring.consumed:
-            self._progress = time.monotonic()
-        free = ring.free
-        while outgoing:
-            id, item, audio = outgoing[0]
-            if isinstance(item, messages.ChunkHeader):
-                free -= item.num_samples
-                if free < 0:
-                    break
-                parts += map(as_pcm, audio)
-                chunks.append(item)
-            else:
-                results[id] = item
-            outgoing.popleft()
-        ring.write(parts)
-        return chunks, results
 
     # The end
 
@@ -401,26 +349,21 @@ class WorkerConnection:
         self.frames.abort()
 
     def _check_stalled(self) -> None:
-        left = self._timeout
-        if self._ring.written > self._ring.consumed:
-            left = self._progress + self._timeout - time.monotonic()
-            if left <= 0:
-                log.warning("worker disconnected reason=%s", f"it consumed no audio for {self._timeout:g} s")
-                self.frames.abort()
-                return
+        left = self._timeout - self._outgoing.stalled_seconds
+        if left <= 0:
+            log.warning("worker disconnected reason=%s", f"it consumed no audio for {self._timeout:g} s")
+            self.frames.abort()
+            return
         self._stall_timer = self._loop.call_later(left, self._check_stalled)
 
     def _close(self) -> None:
         self._stall_timer.cancel()
-        for key, count in self._acquired_keys.items():
-            self._keys.release(key, count)
-        self._acquired_keys.clear()
+        self._keys.release_all()
         deliveries, self._deliveries, self._ids = list(self._deliveries.values()), {}, {}
         for delivery in deliveries:
             if delivery.stream is not None:
                 delivery.stream.cancel()
-        self._outgoing.clear()
-        self._ring.close()
+        self._outgoing.close()
         log.info("worker disconnected streams=%d", len(deliveries))
         self._on_close(self)
 

@@ -12,8 +12,10 @@ from torch.nn import functional as F
 
 from polyvox import kernels
 from polyvox.kernels.code_sum import sum_codes
-from polyvox.models.layers.conv_decoder import CausalConv, ConvDecoder, WeightCache, WindowTransformer
+from polyvox.models.layers.conv_decoder import ConvDecoder, WindowTransformer
+from polyvox.models.layers.conv_layers import CausalConv
 from polyvox.models.layers.decoder_pass import DecoderPass, DecoderState
+from polyvox.models.layers.weight_cache import WeightCache
 from polyvox.models.qwen3_tts.config import CodecConfig
 
 USAGE_EPS = 1e-5
