@@ -195,6 +195,38 @@ def test_close_returns_while_a_step_hangs(speech: Qwen3TTSModel, monkeypatch: py
     assert not engine._thread.is_alive()
 
 
+def test_an_interrupted_start_leaves_no_engine(speech: Qwen3TTSModel) -> None:
+    threads: list[threading.Thread] = []
+
+    class InterruptedEngine(LocalEngine):
+        def __setattr__(self, name: str, value: object) -> None:
+            if isinstance(value, threading.Event):  # as Ctrl-C while the caller waits for the start
+                value.wait = interrupt  # type: ignore[method-assign]
+            if isinstance(value, threading.Thread):
+                threads.append(value)
+            super().__setattr__(name, value)
+
+    def interrupt(timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt(timeout)
+
+    with pytest.raises(KeyboardInterrupt):
+        InterruptedEngine(speech, EngineConfig(max_streams=1))
+    (thread,) = threads
+    thread.join(TIMEOUT)
+    assert not thread.is_alive()
+
+
+def test_an_engine_whose_thread_is_in_another_process_raises_engine_down(speech: Qwen3TTSModel) -> None:
+    engine = LocalEngine(speech, EngineConfig(max_streams=1))
+    try:
+        not_alive = threading.Thread()  # as in the child of a fork
+        with mock.patch.object(engine, "_thread", not_alive), pytest.raises(EngineDown, match="in another process"):
+            engine.submit(request())
+        assert len(read_all(engine.submit(request())))
+    finally:
+        engine.close()
+
+
 def test_a_closed_tts_raises_engine_down(speech: Qwen3TTSModel) -> None:
     tts = TTS(speech)
     tts.close()

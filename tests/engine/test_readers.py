@@ -4,6 +4,8 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -18,7 +20,7 @@ from polyvox.engine.engine import LocalEngine
 from polyvox.engine.interface import Chunk, Stream
 from polyvox.engine.stream import LocalStream
 from polyvox.engine.stream_manager import MAX_READER_DELAY
-from polyvox.errors import StreamFailed
+from polyvox.errors import InvalidRequest, StreamFailed
 from polyvox.models.qwen3_tts.speech_model import Qwen3TTSModel
 from polyvox.models.request import Sampling
 
@@ -116,6 +118,36 @@ def test_a_stream_that_is_not_read_gives_its_slot_to_the_next_request(speech: Qw
         with pytest.raises(StreamFailed):
             read_all(unread)
         assert_idle(engine)
+    finally:
+        engine.close()
+
+
+def is_unread(stream: LocalStream) -> bool:
+    return stream.reader_deadline < inf
+
+
+def test_only_a_request_that_can_use_the_slot_ends_a_stream_that_is_not_read(speech: Qwen3TTSModel) -> None:
+    now = [0.0]
+    engine = LocalEngine(speech, EngineConfig(max_streams=2), clock=lambda: now[0])
+    small_buffer(engine, 10)
+    try:
+        long = request(frames=255, sampling=Sampling(min_frames=255))
+        unread = [engine.submit(replace(long, whole_file=whole_file)) for whole_file in (False, True)]
+        with engine.lock:
+            for stream in unread:
+                assert stream._ready.wait_for(partial(is_unread, stream), TIMEOUT)
+        now[0] = MAX_READER_DELAY + 1.0
+        with pytest.raises(InvalidRequest):
+            engine.submit(request(voice="nobody"))
+        without_text = engine.submit(request("", live=True))
+        second_file = engine.submit(request(whole_file=True))  # files have their share of the slots
+        assert not engine._manager.stop_requests
+        assert [stream.result for stream in unread] == [None, None]
+        without_text.append("hello there, the other assistant, ")  # now it needs a slot
+        without_text.finish_text()
+        assert len(read_all(without_text))
+        assert [stream.result is None for stream in unread] == [False, True]
+        second_file.cancel()
     finally:
         engine.close()
 

@@ -91,6 +91,15 @@ class Admission(Generic[S]):
         self.streams.mark_stopping(stream)
         self.estimate.invalidate()
 
+    def on_stop_withdrawn(self, stream: S) -> None:
+        """Takes `on_stop_requested` of a stream that holds a slot back."""
+        self.streams.unmark_stopping(stream)
+        self.estimate.invalidate()
+
+    def lacks_slot(self, live: bool) -> bool:
+        """Whether a new stream could use one more slot: none is free, and files do not have their share of them."""
+        return not self.ledger.free_slots and (live or len(self._file_slots()) < self._max_utterances(live=False))
+
     def expire(self, now: float) -> list[S]:
         """Finishes queued streams that have waited for longer than `max_wait`, and returns them."""
         queued = self.streams[StreamStatus.QUEUED]  # in the order of their timeouts

@@ -83,7 +83,11 @@ class LocalEngine:
         self._thread = threading.Thread(target=self._loop, name="polyvox-engine", daemon=True)
         self._started = threading.Event()
         self._thread.start()
-        self._started.wait()
+        try:
+            self._started.wait()
+        except BaseException:  # interrupted, and no caller has the engine to close it
+            self._stopping = True
+            raise
         if self._start_error is not None:
             raise self._start_error
         # A thread that computes during the shutdown of Python would abort it.
@@ -111,10 +115,9 @@ class LocalEngine:
             if not locked:
                 return None
             self._check_running()
-            if not self.admission.ledger.free_slots and (unread := self._manager.find_unread(self.clock())) is not None:
-                error = "the reader is behind real time, and another request needs the slot"
-                self.request_stop(unread, StopRequest("error", error))
-            self.admission.precheck(Demand.of(request), self.clock())
+            demand = Demand.of(request)
+            with self._manager.counting_unread(demand.live):
+                self.admission.precheck(demand, self.clock())
         if request.seed is None:
             request = replace(request, seed=secrets.randbelow(2**32))
         tokenizer = self.model.streaming_tokenizer(request) if request.live else None
@@ -214,7 +217,11 @@ class LocalEngine:
     def enqueue(self, stream: LocalStream, prepared: PreparedRequest) -> None:
         """Queues a stream; raises Overloaded or InvalidRequest if admission rejects it."""
         self._check_running()
-        self._manager.enqueue(stream, prepared)
+        with self._manager.counting_unread(stream.live) as unread:
+            self._manager.enqueue(stream, prepared)
+        if unread is not None:
+            error = "the reader is behind real time, and another request needs the slot"
+            self.request_stop(unread, StopRequest("error", error))
         self.wake()
 
     def add_text(self, stream: LocalStream, ids: list[int], last: bool, rows: Rows | None = None) -> None:
@@ -236,6 +243,8 @@ class LocalEngine:
     def _check_running(self) -> None:
         if self.broken or self._stopping:
             raise EngineDown(self.broken or "the engine is closing", retry_after=1)
+        if not self._thread.is_alive():  # threads do not survive a fork
+            raise EngineDown("the engine runs in another process: load the model in this one", retry_after=0)
 
     # The loop
 

@@ -2,7 +2,8 @@
 """The life of a stream in the engine, from its first text to the release of its slot; all under the engine's lock."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice, takewhile
 from math import inf
 from typing import get_args
@@ -187,12 +188,28 @@ class StreamManager:
                 self.end(stream, "error", f"no text arrived for {self.config.text_timeout:g} s")
         self.release_finished()
 
-    def find_unread(self, now: float) -> LocalStream | None:
+    @contextmanager
+    def counting_unread(self, live: bool) -> Iterator[LocalStream | None]:
+        """Admission control counts the slot of an unread stream as free, if a new stream needs it.
+
+        The value is that stream: the caller stops it if the new one is accepted.
+        """
+        unread = self._find_unread(self.clock()) if self._admission.lacks_slot(live) else None
+        if unread is None:
+            yield None
+            return
+        self._admission.on_stop_requested(unread)
+        try:
+            yield unread
+        finally:
+            self._admission.on_stop_withdrawn(unread)
+
+    def _find_unread(self, now: float) -> LocalStream | None:
         """Of the streams that keep a slot because their buffer is full and their reader is behind real time, the one
         that is the furthest behind."""
         arrays = self._streams.used()
         full = self._streams.at(np.flatnonzero(arrays.active & (arrays.reader_deadline < inf)))
-        behind = {stream: stream.buffered / self.sample_rate - stream.lead(now) for stream in full}
+        behind = {s: s.buffered / self.sample_rate - s.lead(now) for s in full if not s.stopping}
         found = max(behind, key=behind.__getitem__, default=None)
         return found if found is not None and behind[found] > MAX_READER_DELAY else None
 

@@ -54,6 +54,12 @@ class StreamTable(Generic[S]):
         self.stopping[stream] = None
         self.queue.discard(stream)
 
+    def unmark_stopping(self, stream: S) -> None:
+        """Takes `mark_stopping` of a stream that holds a slot back."""
+        assert stream in self.active
+        stream.stopping = False
+        del self.stopping[stream]
+
     def at(self, slots: Ints) -> list[S]:
         """The streams that have these slots."""
         found = [self._by_slot[slot] for slot in slots.tolist()]
