@@ -6,7 +6,6 @@ multiplies, exchanges and stores what. The source is also compiled for the archi
 """
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,12 +60,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_output, "source", lambda _: CpuSource(compiled, "attention_output.cu"))
     monkeypatch.setattr(attention_output, "PROGRAMS", NUM_PROGRAMS)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:

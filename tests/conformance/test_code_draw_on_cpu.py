@@ -2,7 +2,6 @@
 """The samplers of code_draw.cu, compiled for a CPU, against their reference implementation; no GPU is needed."""
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -90,12 +89,6 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, request: pyt
     """With noise before the filters, and after them."""
     compiled.set_many_rows(request.param)
     monkeypatch.setattr(code_draw, "source", lambda _: CpuSource(compiled, "code_draw.cu"))
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def draws(rows: int, seed: int, choices: list[tuple[float, int, float, float]] = PARAMS) -> DrawInputs:

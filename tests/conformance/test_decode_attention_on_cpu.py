@@ -6,7 +6,7 @@ multiplies, adds up and stores what. The sources are also compiled for the archi
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -79,12 +79,6 @@ def attend_page(compiled_page: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> 
 def attend_pairs(compiled_pair: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Launch:
     monkeypatch.setattr(pair_attention, "source", lambda _: CpuSource(compiled_pair, "pair_attention.cu"))
     return pair_attention.launch
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def noise(*shape: int, seed: int) -> Tensor:

@@ -6,7 +6,7 @@ copies, the exchange of sums and the stores. The source is also compiled for the
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -94,12 +94,6 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         mid_batch_linear, "DIVISIONS", {(kind, *shape): division for (kind, division), shape in SHAPES.items()}
     )
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:

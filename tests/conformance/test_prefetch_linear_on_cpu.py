@@ -6,7 +6,6 @@ multiplies, adds up, sends and stores what. The source is also compiled for the 
 """
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,12 +57,6 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {(kind, *shape): division for (kind, division), shape in SHAPES.items()}
     assert len(small) == len(SHAPES)
     monkeypatch.setattr(prefetch_linear, "DIVISIONS", small)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:

@@ -6,7 +6,6 @@ loads, multiplies, adds up and stores what. The source is also compiled for the 
 """
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,12 +52,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch_vector, "source", lambda _: CpuSource(compiled, "prefetch_vector.cu"))
     monkeypatch.setattr(prefetch_vector, "PROGRAMS", NUM_PROGRAMS)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:

@@ -6,7 +6,6 @@ stores what. The source is also compiled for the architecture that runs it.
 """
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,12 +54,6 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, request: pyt
     """Programs of each division run on a CPU."""
     monkeypatch.setattr(warp_attention, "source", lambda: CpuSource(compiled, "warp_attention.cu"))
     monkeypatch.setattr(warp_attention, "choose_division", lambda *_: request.param)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def inputs(
