@@ -242,6 +242,7 @@ TAGS = st.sampled_from(
 
 @given(st.lists(TAGS, max_size=12), st.booleans(), st.lists(st.integers(0, 10_000), max_size=12))
 @example(["<prosody rate='x'>d", "</prosody>"], True, [])
+@example(["<break time='1s'/>", "5 km", "中文"], False, [])
 @settings(max_examples=300, deadline=None)
 def test_fragments_do_not_change_the_result(tags: list[str], wrapped: bool, positions: list[int]) -> None:
     text = " ".join(tags)
