@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import NVCC, CpuSource, GuardedMemory, compile_for_cpu, needs_compiler, registers_of
 from polyvox.kernels import code_draw
 from polyvox.kernels.code_draw import CODES, SIZE, THREADS
 from polyvox.kernels.gpu import GPUS
@@ -75,8 +75,6 @@ FIRST_PARAMS = [
     (1.2, 2049, 1.0, 1.1), (0.9, 2050, 1.0, 1.05), (0.8, 5000, 0.8, 1.05), (0.9, 50, 0.5, 1.05), (2.0, 0, 1e-6, 1.05),
     (0.0, 50, 0.5, 1.2), (1.0, 300, 0.95, 1.0), (5.0, 4, 1.0, 3.0),
 ]  # fmt: skip
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
 
 
 @pytest.fixture(scope="module")
