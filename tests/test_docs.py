@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command and snippet of the documentation runs."""
 
+import ast
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -199,9 +201,31 @@ def test_the_files_that_the_architecture_names_exist() -> None:
 
 def test_the_functions_that_the_architecture_names_exist() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
-    source = "".join(path.read_text() for path in (ROOT / "src/polyvox").rglob("*.py"))
-    for name in re.findall(r"`[A-Z]\w+\.(\w+)`", page):
-        assert re.search(rf"\bdef {name}\b|^    {name}\b", source, re.MULTILINE), name
+    members = members_of_classes()
+    for owner, name in re.findall(r"`([A-Z]\w+)\.(\w+)`", page):
+        assert name in members.get(owner, ()), f"{owner}.{name}"
+
+
+def members_of_classes() -> dict[str, set[str]]:
+    """Methods, fields and attributes of all classes, by the name of the class."""
+    classes = [
+        node
+        for path in (ROOT / "src/polyvox").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    members: dict[str, set[str]] = defaultdict(set)
+    for one in classes:
+        for node in one.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                members[one.name].add(node.name)
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            members[one.name] |= {target.id for target in targets if isinstance(target, ast.Name)}
+        attributes = (
+            node for node in ast.walk(one) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        )
+        members[one.name] |= {node.attr for node in attributes if ast.unparse(node.value) == "self"}
+    return members
 
 
 def test_the_module_tables_are_up_to_date() -> None:

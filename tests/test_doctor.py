@@ -13,23 +13,32 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from polyvox import kernels
 from polyvox.audio import ffmpeg_encoder
 from polyvox.cli import machine_checks
 from polyvox.cli.findings import Finding
 from polyvox.cli.main import main
 from polyvox.errors import CheckpointError
-from polyvox.kernels import (
-    code_draw,
-    history,
-    mid_batch_linear,
-    prefetch_linear,
-    prefetch_vector,
-    register_linear,
-    sample_conv,
-    warp_attention,
-    wgmma_conv,
-    wgmma_linear,
-)
+from polyvox.kernels.cuda_source import CudaSource
+from polyvox.kernels.plain_paths import FAST_PATHS
+
+FREE = 24_000_000_000
+# source in CUDA C++: the path that a GPU has only with it
+PATHS_OF_FILES = {
+    "attention_output": "linear layers of one row in CUDA C++",
+    "code_draw": "sampling in CUDA C++",
+    "history": "codec's histories in one launch",
+    "mid_batch_linear": "linear layers of 9 to 64 rows in CUDA C++",
+    "page_attention": "decode attention in CUDA C++",
+    "pair_attention": "decode attention in CUDA C++",
+    "prefetch_linear": "linear layers of 2 to 8 rows in CUDA C++",
+    "prefetch_vector": "linear layers of one row in CUDA C++",
+    "register_linear": "codec's linear layers of few rows in CUDA C++",
+    "sample_conv": "codec's last layer in CUDA C++",
+    "warp_attention": "decode attention in CUDA C++",
+    "wgmma_conv": "vocoder's wgmma kernels",
+    "wgmma_linear": "linear layers of large batches with norms and gates",
+}
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -120,63 +129,85 @@ def test_memory_needs_match_the_published_files() -> None:
     assert 0 < small.slot < 20e6
 
 
-def test_the_number_of_streams_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = 24_000_000_000
-    device = SimpleNamespace(name="A GPU", major=7, minor=5, multi_processor_count=132)
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """An H200 with 24 GB free, on which NVRTC compiles all sources."""
+    device = SimpleNamespace(name="A GPU", major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 2 * free))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (FREE, 2 * FREE))
+    monkeypatch.setattr(CudaSource, "available", lambda _: True)
+    return device
+
+
+def plain_paths(message: str) -> list[str]:
+    """The names of the plain paths in a message."""
+    listed = message.partition("; plain paths: ")[2]
+    return [path.name for path in FAST_PATHS if f"{path.name} (needs {path.requirement}; instead: " in listed]
+
+
+def test_a_gpu_without_bfloat16_is_a_warning(gpu: SimpleNamespace) -> None:
+    gpu.major, gpu.minor = 7, 5
     finding = one("gpus")
     assert finding.state == "warn"
     assert "A GPU, 24.0 GB of 48.0 GB free, compute capability 7.5" in finding.message
-    device.major, device.minor = 8, 6
+
+
+def test_the_plain_paths_of_a_gpu_are_named_with_what_they_need(gpu: SimpleNamespace) -> None:
+    finding = one("gpus")
+    assert finding.state == "ok"
+    assert "all kernels on their fast paths" in finding.message
+    gpu.major, gpu.minor = 8, 6
     message = one("gpus").message
     assert "plain paths: overlap of kernel launches (needs compute capability 9.0; instead: a launch starts" in message
     assert "KV cache and weights in fp8 (needs compute capability 8.9; instead: fp8 is rejected; int8" in message
     assert "not checked" not in message
-    device.minor = 7
+    gpu.minor = 7
     assert "the kernels are not checked for sm_87" in one("gpus").message
-    device.major, device.minor = 9, 0
-    monkeypatch.setattr(wgmma_conv.SOURCE, "_available", False)
-    monkeypatch.setattr(prefetch_linear.source(90), "_available", False)
-    monkeypatch.setattr(prefetch_vector.source(90), "_available", False)
-    monkeypatch.setattr(mid_batch_linear.SOURCE, "_available", False)
-    monkeypatch.setattr(code_draw.source(90), "_available", False)
-    monkeypatch.setattr(wgmma_linear.SOURCE, "_available", False)
-    monkeypatch.setattr(warp_attention.source(), "_available", False)
-    monkeypatch.setattr(register_linear.source(90), "_available", False)
-    monkeypatch.setattr(sample_conv.source(90), "_available", False)
-    monkeypatch.setattr(history.source(90), "_available", False)
+
+
+def test_a_gpu_with_few_multiprocessors_has_no_small_linear_layers_in_cuda(gpu: SimpleNamespace) -> None:
+    gpu.multi_processor_count = 114  # an H100 PCIe
     message = one("gpus").message
+    assert plain_paths(message) == [
+        f"linear layers of {rows} in CUDA C++" for rows in ("one row", "2 to 8 rows", "9 to 64 rows")
+    ]
+    assert message.count("needs compute capability 9.0 exactly, 128 multiprocessors and NVRTC") == 3
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("file", "path"), PATHS_OF_FILES.items())
+def test_a_source_that_nvrtc_does_not_compile_makes_its_path_plain(
+    file: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaSource, "available", lambda source: source.file != f"{file}.cu")
+    assert plain_paths(one("gpus").message) == [path]
+
+
+def test_every_source_in_cuda_has_a_path() -> None:
+    assert {file.stem for file in Path(kernels.__file__).parent.glob("*.cu")} == set(PATHS_OF_FILES)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_without_nvrtc_all_paths_in_cuda_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaSource, "available", lambda _: False)
+    message = one("gpus").message
+    assert set(plain_paths(message)) == set(PATHS_OF_FILES.values())
     assert "plain paths: vocoder's wgmma kernels (needs compute capability 9.0 exactly, and NVRTC; instead: Triton" in (
         message
     )
     assert "codec's linear layers of few rows in CUDA C++ (needs compute capability 9.0, 10.0 or 12.0" in message
-    assert "codec's last layer in CUDA C++ (needs NVRTC" in message
-    assert "codec's histories in one launch (needs NVRTC" in message
-    assert "linear layers of one row in CUDA C++ (needs compute capability 9.0 exactly" in message
-    assert "linear layers of 2 to 8 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
-    assert "linear layers of 9 to 64 rows in CUDA C++ (needs compute capability 9.0 exactly" in message
     assert "sampling in CUDA C++ (needs NVRTC" in message
-    assert "linear layers of large batches with norms and gates (needs compute capability 9.0 exactly" in message
-    assert "decode attention in CUDA C++ (needs compute capability 9.0 exactly" in message
-    modules = code_draw, prefetch_linear, prefetch_vector, register_linear, sample_conv, history
-    sources = [warp_attention.source(), *(module.source(90) for module in modules)]
-    for source in (wgmma_conv.SOURCE, wgmma_linear.SOURCE, mid_batch_linear.SOURCE, *sources):
-        monkeypatch.setattr(source, "_available", True)
-    finding = one("gpus")
-    assert finding.state == "ok"
-    assert "all kernels on their fast paths" in finding.message
-    device.multi_processor_count = 114  # an H100 PCIe
-    message = one("gpus").message
-    assert message.count("needs compute capability 9.0 exactly, 128 multiprocessors and NVRTC") == 3
-    assert "decode attention" not in message
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_number_of_streams_follows_from_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large, omni = machine_checks.models()
-    plan = machine_checks.model_needs("1.7B", torch.bfloat16, gpu=True).plan(free).config
+    plan = machine_checks.model_needs("1.7B", torch.bfloat16, gpu=True).plan(FREE).config
     assert (small.state, large.state, omni.state) == ("ok", "ok", "ok")
     assert f"memory for {plan.max_streams} streams of {plan.context} positions" in large.message
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5_000_000_000, free))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5_000_000_000, FREE))
     small, large, omni = machine_checks.models()
     assert (small.state, large.state, omni.state) == ("ok", "warn", "warn")
     assert "does not fit" in large.message

@@ -81,25 +81,47 @@ def test_a_step_leaves_its_output_and_status(tmp_path: Path) -> None:
     assert (tmp_path / "one.log").read_text().splitlines() == made.tail.splitlines()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("last", "result"), [("time.sleep(600)", "timed out"), ("1 / 0", "failed (1)")])
-def test_a_step_ends_with_what_it_started(last: str, result: str, tmp_path: Path) -> None:
+def test_a_step_ends_with_what_it_started(
+    last: str, result: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At its limit it is interrupted, so that it can print what it has."""
-    pid = tmp_path / "pid"
+    pid, log = tmp_path / "pid", tmp_path / "slow.log"
     program = f"""
 import pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(2, lambda *_: 0); time.sleep(600)"])
-pathlib.Path({str(pid)!r}).write_text(str(child.pid))
+ignores = "import os, signal, time; signal.signal(2, lambda *_: 0); print(os.getpid(), flush=True); time.sleep(600)"
 try:
+    child = subprocess.Popen([sys.executable, "-c", ignores], stdout=subprocess.PIPE, text=True)
+    pathlib.Path({str(pid)!r}).write_text(child.stdout.readline())
     {last}
 except KeyboardInterrupt:
     print("measured so far", flush=True)
     time.sleep(600)
 """
+    limits: list[float] = []
+    awaited = [(pid, "\n"), (log, "measured so far\n")]
+
+    class StepAtItsLimits(subprocess.Popen[bytes]):
+        """Its first limit is reached when it has started its child, the second one when it has printed."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            assert timeout is not None
+            limits.append(timeout)
+            if result != "timed out" or not awaited:
+                return super().wait(60.0)
+            (file, end), deadline = awaited.pop(0), time.monotonic() + 60.0
+            while not (file.exists() and file.read_text().endswith(end)):
+                assert self.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", StepAtItsLimits)
     made = run(python("slow", program), tmp_path, 5.0, interrupt_timeout=1.0)
     assert made.result == result
+    assert limits == ([5.0, 1.0, 1.0] if result == "timed out" else [5.0, 1.0])
     assert ("measured so far" in made.tail) == (result == "timed out")
-    started, deadline = int(pid.read_text()), time.monotonic() + 10.0
+    started, deadline = int(pid.read_text()), time.monotonic() + 60.0
     while is_running(started):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -11,16 +11,19 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
 from kernels.launch_hazards import cuda_signature
 from polyvox import kernels
 from polyvox.kernels.cuda_source import Argument
+from polyvox.kernels.gpu import GPUS
 from polyvox.kernels.tensor_map import TensorMap
 
 COMPILER = shutil.which("g++")
 NVCC = shutil.which("nvcc")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
 COMPILER_SECONDS = 300
 FLAGS_VARIABLE = "CUDA_ON_CPU_FLAGS"  # of the environment: more flags for the compiler (test_races_on_cpu.py)
 PAGE = mmap.PAGESIZE
@@ -92,6 +95,44 @@ class CpuSource:
         getattr(self._compiled, f"launch_{name}")(
             num_programs, threads, shared,
             (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int * len(numbers))(*numbers),
+        )  # fmt: skip
+
+
+class HostMap(ctypes.Structure):
+    """TensorMap of wgmma_bfloat16_on_cpu.hpp."""
+
+    _fields_ = (("values", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("rows", "columns", "row", "box")))
+
+
+class MappedCpuSource:
+    """CpuSource for kernels of sm_90 that copy two matrices by their tensor maps. overlaps: as each launch asks for."""
+
+    def __init__(self, compiled: ctypes.CDLL, file: str, overlaps: bool) -> None:
+        self._compiled, self._file, self._overlaps = compiled, file, overlaps
+
+    def launch(
+        self,
+        name: str,
+        num_programs: int,
+        threads: int,
+        shared: int,
+        arguments: Sequence[Argument],
+        overlaps: bool = False,
+    ) -> None:
+        assert overlaps == self._overlaps
+        assert shared <= GPUS[90].shared
+        set_previous_launch(self._compiled, self._file, name, arguments)
+        maps = [each for each in arguments if isinstance(each, TensorMap)]
+        hosts = [
+            HostMap(each.matrix.data_ptr(), *each.matrix.shape, each.matrix.stride(0), each.box_rows) for each in maps
+        ]
+        given = [each for each in arguments if each is None or isinstance(each, Tensor)]
+        tensors = [0 if each is None else each.data_ptr() for each in given]
+        numbers = [each for each in arguments if isinstance(each, int)]
+        floats = [each for each in arguments if isinstance(each, float)]
+        getattr(self._compiled, f"launch_{name}")(
+            num_programs, threads, shared, (HostMap * 2)(*hosts), (ctypes.c_void_p * len(tensors))(*tensors),
+            (ctypes.c_int * len(numbers))(*numbers), (ctypes.c_float * len(floats))(*floats),
         )  # fmt: skip
 
 

@@ -6,14 +6,13 @@ multiplies, exchanges and stores what. The source is also compiled for the archi
 """
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import NVCC, CpuSource, compile_for_cpu, needs_compiler, registers_of
+from conformance.products_on_cpu import assert_close, noise
 from paged_pools import by_head
 from polyvox.kernels import attention_output, prefetch_vector
 from polyvox.kernels.attention_output import DIM, HEADS, KV_HEADS, PAGE
@@ -25,7 +24,6 @@ from polyvox.kernels.rotary import HeadRotation
 
 SOURCE = Path(attention_output.__file__).with_suffix(".cu")
 NUM_PROGRAMS = 2
-TOLERANCE = 2**-6
 MAX_REGISTERS = 112
 INPUTS = HEADS * DIM
 
@@ -49,8 +47,6 @@ static float number(int bits) {
 """
 CALL = f"PAGE(page_output_{attention_output.HEIGHT})\n"
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
@@ -61,16 +57,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_output, "source", lambda _: CpuSource(compiled, "attention_output.cu"))
     monkeypatch.setattr(attention_output, "PROGRAMS", NUM_PROGRAMS)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
-    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
 
 
 @needs_compiler
@@ -96,7 +82,7 @@ def test_attention_over_a_page_and_its_projection_equal_their_reference(position
     found = attention_output.launch(qkv, rotation, there, weight, add, norm)
     attended = rotary_attention_reference(qkv, rotation, expected_there).flatten(1)
     expected = project_add_reference(attended[:, None], weight, add, norm)
-    torch.testing.assert_close(found.rows.float(), expected.rows.float(), atol=TOLERANCE, rtol=TOLERANCE)
+    assert_close(found.rows, expected.rows)
     assert torch.equal(found.gained, found.rows * norm.gain)
     torch.testing.assert_close(found.squares.sum(-1), found.rows.float().square().sum(-1), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(there.values, expected_there.values, atol=0, rtol=0, equal_nan=True)

@@ -2,7 +2,6 @@
 """The samplers of code_draw.cu, compiled for a CPU, against their reference implementation; no GPU is needed."""
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import NVCC, CpuSource, GuardedMemory, compile_for_cpu, needs_compiler, registers_of
 from polyvox.kernels import code_draw
 from polyvox.kernels.code_draw import CODES, SIZE, THREADS
 from polyvox.kernels.gpu import GPUS
@@ -77,8 +76,6 @@ FIRST_PARAMS = [
     (0.0, 50, 0.5, 1.2), (1.0, 300, 0.95, 1.0), (5.0, 4, 1.0, 3.0),
 ]  # fmt: skip
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
@@ -90,12 +87,6 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, request: pyt
     """With noise before the filters, and after them."""
     compiled.set_many_rows(request.param)
     monkeypatch.setattr(code_draw, "source", lambda _: CpuSource(compiled, "code_draw.cu"))
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def draws(rows: int, seed: int, choices: list[tuple[float, int, float, float]] = PARAMS) -> DrawInputs:

@@ -6,7 +6,7 @@ multiplies, adds up and stores what. The sources are also compiled for the archi
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import NVCC, CpuSource, GuardedMemory, compile_for_cpu, needs_compiler, registers_of
+from conformance.products_on_cpu import noise
 from paged_pools import by_head, copied
 from polyvox.kernels import page_attention, pair_attention
 from polyvox.kernels.attention import paged_attention_reference
@@ -56,8 +57,6 @@ LAUNCH(pair_attention)
 """
 Launch = Callable[[Tensor, HeadRotation, PagedRows], Tensor]
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
-
 
 @pytest.fixture(scope="module")
 def compiled_page(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
@@ -79,16 +78,6 @@ def attend_page(compiled_page: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> 
 def attend_pairs(compiled_pair: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Launch:
     monkeypatch.setattr(pair_attention, "source", lambda _: CpuSource(compiled_pair, "pair_attention.cu"))
     return pair_attention.launch
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-def noise(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def inputs(positions: list[int]) -> tuple[Tensor, HeadRotation, PagedRows]:

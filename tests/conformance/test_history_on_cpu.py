@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import NVCC, compile_for_cpu, needs_compiler, registers_of
 from polyvox.kernels import cuda_source, history
 from polyvox.kernels.conv import update_history_reference
 from polyvox.kernels.gpu import GPUS
@@ -47,7 +47,7 @@ def launches(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[int
     return made
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+@needs_compiler
 def test_all_histories_equal_their_reference_after_one_launch(
     launches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

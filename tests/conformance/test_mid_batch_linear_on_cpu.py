@@ -6,23 +6,21 @@ copies, the exchange of sums and the stores. The source is also compiled for the
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, GuardedMemory, compile_for_cpu, registers_of, set_previous_launch
-from polyvox.kernels import cuda_source, mid_batch_linear
+from conformance.cuda_on_cpu import NVCC, GuardedMemory, MappedCpuSource, compile_for_cpu, needs_compiler, registers_of
+from conformance.products_on_cpu import assert_close, noise, norm
+from polyvox.kernels import mid_batch_linear
 from polyvox.kernels.fused_linear import project_add_reference, project_reference
 from polyvox.kernels.mid_batch_linear import DIVISIONS, ClusterDivision
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
 from polyvox.kernels.products import ADD, GATED, PLAIN
-from polyvox.kernels.tensor_map import TensorMap
 
 NUM_CLUSTERS = 2
-TOLERANCE = 2**-6
 MAX_REGISTERS = 204  # per thread, so that two programs fit into a multiprocessor
 # A matrix of each division, for NUM_CLUSTERS clusters.
 SHAPES = {
@@ -45,14 +43,6 @@ typedef TensorMap Map;
   }
 """
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
-
-
-class HostMap(ctypes.Structure):
-    """TensorMap of wgmma_bfloat16_on_cpu.hpp."""
-
-    _fields_ = (("values", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("rows", "columns", "row", "box")))
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
@@ -66,53 +56,16 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches run on the CPU."""
-
-    def launch(
-        name: str,
-        num_programs: int,
-        threads: int,
-        shared: int,
-        arguments: Sequence[cuda_source.Argument],
-        overlaps: bool = False,
-    ) -> None:
-        assert not overlaps
-        set_previous_launch(compiled, "mid_batch_linear.cu", name, arguments)
-        maps = [each for each in arguments if isinstance(each, TensorMap)]
-        hosts = [
-            HostMap(each.matrix.data_ptr(), *each.matrix.shape, each.matrix.stride(0), each.box_rows) for each in maps
-        ]
-        given = [each for each in arguments if each is None or isinstance(each, Tensor)]
-        tensors = [0 if each is None else each.data_ptr() for each in given]
-        numbers = [each for each in arguments if isinstance(each, int)]
-        floats = [each for each in arguments if isinstance(each, float)]
-        getattr(compiled, f"launch_{name}")(
-            num_programs, threads, shared, (HostMap * 2)(*hosts), (ctypes.c_void_p * len(tensors))(*tensors),
-            (ctypes.c_int * len(numbers))(*numbers), (ctypes.c_float * len(floats))(*floats),
-        )  # fmt: skip
-
-    monkeypatch.setattr(mid_batch_linear.SOURCE, "launch", launch)
+    source = MappedCpuSource(compiled, "mid_batch_linear.cu", overlaps=False)
+    monkeypatch.setattr(mid_batch_linear.SOURCE, "launch", source.launch)
     monkeypatch.setattr(
         mid_batch_linear, "DIVISIONS", {(kind, *shape): division for (kind, division), shape in SHAPES.items()}
     )
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
-    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
-
-
 def matrix(kind: int, division: ClusterDivision) -> Tensor:
     shape = SHAPES[kind, division]
     return noise(*shape, seed=1, scale=shape[1] ** -0.5)
-
-
-def norm(size: int) -> Norm:
-    return Norm(1 + noise(size, seed=3, scale=0.2), 1e-6)
 
 
 def normed(x: Tensor, parts: int = 1) -> PreNorm:
@@ -134,11 +87,6 @@ def test_a_slow_thread_misses_no_phase_of_a_barrier(
         assert_close(mid_batch_linear.launch(x, weight, kind == GATED), project_reference(x, weight, kind == GATED))
     finally:
         compiled.set_slow_program(-1)
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @needs_compiler

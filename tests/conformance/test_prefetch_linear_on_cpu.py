@@ -6,14 +6,14 @@ multiplies, adds up, sends and stores what. The source is also compiled for the 
 """
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import NVCC, CpuSource, GuardedMemory, compile_for_cpu, needs_compiler, registers_of
+from conformance.products_on_cpu import assert_close, noise, norm
 from polyvox.kernels import prefetch_linear
 from polyvox.kernels.fused_linear import project_add_reference, project_reference
 from polyvox.kernels.pre_norm import Norm, pre_norm_reference
@@ -22,7 +22,6 @@ from polyvox.kernels.products import ADD, GATED, PLAIN
 
 SOURCE = Path(prefetch_linear.__file__).with_suffix(".cu")
 NUM_CLUSTERS = 2
-TOLERANCE = 2**-6
 MAX_REGISTERS = 128  # per thread, so that two programs fit into a multiprocessor
 # A matrix of each division, for NUM_CLUSTERS clusters.
 SHAPES = {
@@ -43,8 +42,6 @@ typedef bits16 B;
   LAUNCH_CLUSTERS(NAME, CLUSTER)
 """
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
@@ -60,28 +57,9 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch_linear, "DIVISIONS", small)
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
-    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
-
-
 def matrix(kind: int, division: Division) -> Tensor:
     shape = SHAPES[kind, division]
     return noise(*shape, seed=1, scale=shape[1] ** -0.5)
-
-
-def norm(size: int) -> Norm:
-    return Norm(1 + noise(size, seed=3, scale=0.2), 1e-6)
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @needs_compiler

@@ -6,23 +6,22 @@ loads, multiplies, adds up and stores what. The source is also compiled for the 
 """
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import NVCC, CpuSource, compile_for_cpu, needs_compiler, registers_of
+from conformance.products_on_cpu import assert_close, noise, norm
 from polyvox.kernels import prefetch_vector
 from polyvox.kernels.fused_linear import project_add_reference, project_reference
-from polyvox.kernels.pre_norm import Norm, pre_norm_reference
+from polyvox.kernels.pre_norm import pre_norm_reference
 from polyvox.kernels.prefetch_vector import SHAPES
 from polyvox.kernels.products import ADD, GATED, PROGRAMS
 
 SOURCE = Path(prefetch_vector.__file__).with_suffix(".cu")
 NUM_PROGRAMS = 2
-TOLERANCE = 2**-6
 MAX_REGISTERS = 80  # per thread, so that three programs of the predictor fit into a multiprocessor
 # The matrices, for NUM_PROGRAMS programs.
 SMALL = [(kind, height // PROGRAMS * NUM_PROGRAMS, inputs) for kind, height, inputs in SHAPES]
@@ -40,8 +39,6 @@ typedef bits16 B;
   LAUNCH(NAME)
 """
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
@@ -55,27 +52,8 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch_vector, "PROGRAMS", NUM_PROGRAMS)
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
-    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
-
-
 def matrix(height: int, inputs: int) -> Tensor:
     return noise(height, inputs, seed=1, scale=inputs**-0.5)
-
-
-def norm(size: int) -> Norm:
-    return Norm(1 + noise(size, seed=3, scale=0.2), 1e-6)
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @needs_compiler

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cuda_on_cpu import COMPILER, FLAGS_VARIABLE
+from conformance.cuda_on_cpu import COMPILER, FLAGS_VARIABLE, needs_compiler
 from polyvox import kernels
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ CASES = {
     "wgmma_linear": "40 or 300",
 }
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+pytestmark = needs_compiler
 
 
 @pytest.fixture(scope="module")

@@ -8,20 +8,24 @@ and stores what. The source is also compiled for every architecture that runs it
 import ctypes
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
+from conformance import products_on_cpu
+from conformance.cuda_on_cpu import NVCC, CpuSource, GuardedMemory, compile_for_cpu, needs_compiler, registers_of
 from polyvox.kernels import register_linear
 from polyvox.kernels.fused_linear import project_add_reference, project_reference
 from polyvox.kernels.pre_norm import Norm, PreNorm, pre_norm_reference
 
 SOURCE = Path(register_linear.__file__).with_suffix(".cu")
 NUM_PROGRAMS = 2
-DTYPE, TOLERANCE = torch.float16, 2**-9
+DTYPE = torch.float16
+noise, norm = partial(products_on_cpu.noise, dtype=DTYPE), partial(products_on_cpu.norm, dtype=DTYPE)
+assert_close = partial(products_on_cpu.assert_close, tolerance=2**-9)
 MAX_REGISTERS = 128  # per thread, so that two programs fit into a multiprocessor
 NUM_PRODUCTS = len(register_linear.INSTANCES) * len(register_linear.ROW_TILES)
 
@@ -56,25 +60,9 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register_linear, "PROGRAMS", NUM_PROGRAMS)
 
 
-def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
-    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(DTYPE)
-
-
 def matrix(tiles: int, iterations: int) -> Tensor:
     inputs = 256 * iterations
     return noise(NUM_PROGRAMS * 8 * tiles, inputs, seed=tiles, scale=inputs**-0.5)
-
-
-def norm(size: int) -> Norm:
-    return Norm(1 + noise(size, seed=3, scale=0.2), 1e-6)
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
-
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
 
 
 @needs_compiler

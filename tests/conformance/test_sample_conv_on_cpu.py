@@ -7,13 +7,15 @@ architecture.
 """
 
 import ctypes
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, compile_for_cpu, registers_of
+from conformance import products_on_cpu
+from conformance.cuda_on_cpu import NVCC, CpuSource, compile_for_cpu, needs_compiler, registers_of
 from polyvox.kernels import sample_conv
 from polyvox.kernels.conv import pack_conv
 from polyvox.kernels.gpu import GPUS
@@ -21,6 +23,8 @@ from polyvox.kernels.gpu import GPUS
 SOURCE = Path(sample_conv.__file__).with_suffix(".cu")
 MAX_ERROR = 1e-5  # of samples in [-1, 1], by the order of the sums
 MAX_REGISTERS = 85  # per thread, so that three programs of 256 threads fit into a multiprocessor
+
+noise = partial(products_on_cpu.noise, dtype=torch.float32)
 
 PROGRAM = """
 #include "sample_conv.cu"
@@ -43,15 +47,11 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_conv, "source", lambda _: CpuSource(compiled))
 
 
-def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def signal(batch: int, columns: int, seed: int) -> Tensor:
     return noise(batch, columns, sample_conv.CHANNELS, seed=seed).half().transpose(1, 2)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+@needs_compiler
 @pytest.mark.usefixtures("_on_cpu")
 @pytest.mark.parametrize(("batch", "columns"), [(1, 480), (3, 240), (2, 241), (2, 6), (2, 250)])
 def test_samples_equal_their_reference(batch: int, columns: int) -> None:
@@ -69,7 +69,7 @@ def test_samples_equal_their_reference(batch: int, columns: int) -> None:
     assert torch.equal(state[others], before[others])
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+@needs_compiler
 @pytest.mark.usefixtures("_on_cpu")
 def test_samples_are_clamped_and_only_the_7_samples_of_a_column_that_is_not_finite_are_nan() -> None:
     weight, bias = noise(1, 96, 7, seed=1).half(), torch.zeros(1)
@@ -82,7 +82,7 @@ def test_samples_are_clamped_and_only_the_7_samples_of_a_column_that_is_not_fini
     assert found[~found.isnan()].abs().max() == 1
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+@needs_compiler
 @pytest.mark.usefixtures("_on_cpu")
 def test_a_stream_has_the_same_bits_in_any_chunking_and_batch() -> None:
     weight, bias = noise(1, 96, 7, seed=1, scale=0.02).half(), noise(1, seed=2, scale=0.1)

@@ -6,14 +6,14 @@ stores what. The source is also compiled for the architecture that runs it.
 """
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from conformance.cuda_on_cpu import COMPILER, NVCC, CpuSource, GuardedMemory, compile_for_cpu, registers_of
+from conformance.cuda_on_cpu import NVCC, CpuSource, GuardedMemory, compile_for_cpu, needs_compiler, registers_of
+from conformance.products_on_cpu import assert_close
 from paged_pools import assert_stored, by_head, copied
 from polyvox.kernels import warp_attention
 from polyvox.kernels.decode_attention import rotary_attention_reference
@@ -25,7 +25,6 @@ from polyvox.kernels.warp_attention import DIVISIONS, NAMES
 
 SOURCE = Path(warp_attention.__file__).with_suffix(".cu")
 DIM, PAGE, KV_HEADS = warp_attention.DIM, warp_attention.PAGE, warp_attention.KV_HEADS
-TOLERANCE = 2**-6
 
 PROGRAM = """
 #include "warp_attention.cu"
@@ -41,8 +40,6 @@ typedef long long L;
   LAUNCH_CLUSTERS(NAME, SPLITS)
 """
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
@@ -55,12 +52,6 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, request: pyt
     """Programs of each division run on a CPU."""
     monkeypatch.setattr(warp_attention, "source", lambda: CpuSource(compiled, "warp_attention.cu"))
     monkeypatch.setattr(warp_attention, "choose_division", lambda *_: request.param)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def inputs(
@@ -109,7 +100,7 @@ def test_attention_equals_its_reference(dtype: torch.dtype, positions: list[int]
     expected_cache = copied(cache)
     found = warp_attention.launch(qkv, rotation, cache)
     expected = rotary_attention_reference(qkv, rotation, expected_cache)
-    torch.testing.assert_close(found.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+    assert_close(found, expected)
     assert_stored(cache, expected_cache)
 
 

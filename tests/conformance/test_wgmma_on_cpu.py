@@ -8,17 +8,21 @@ wgmma_conv.cu, and the packing and launch sizes of wgmma_conv.py.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from conformance.cuda_on_cpu import COMPILER, compile_for_cpu
+from conformance import products_on_cpu
+from conformance.cuda_on_cpu import compile_for_cpu, needs_compiler
 from polyvox.kernels import conv, cuda_source, gpu, wgmma_conv
 from polyvox.kernels.conv import PackedConv, causal_conv_reference, causal_upsample_reference, pack_conv, pack_upsample
 from polyvox.kernels.snake import snake_coefficients, snake_reference
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ with C++20")
+pytestmark = needs_compiler
+
+noise = partial(products_on_cpu.noise, dtype=torch.float32)
 
 PROGRAM = """
 #include "wgmma_conv.cu"
@@ -73,10 +77,6 @@ def _on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgmma_conv.SOURCE, "launch", launch)
     monkeypatch.setattr(gpu, "_assumed", replace(gpu.GPUS[90], multiprocessors=2))
     monkeypatch.setattr(wgmma_conv, "update_history", conv.update_history_reference)
-
-
-def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def signal(batch: int, columns: int, channels: int, seed: int) -> Tensor:

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ipc.engine_processes import request
+from ipc.engine_processes import becomes_true, request
 from ipc.fake_engine import FakeEngine, FakeStream, chunk_samples
 from polyvox.engine import async_engine, preparation
 from polyvox.engine.async_engine import AsyncLocalEngine, AsyncLocalStream
@@ -149,8 +149,11 @@ def test_a_call_that_times_out_raises_and_cancels_its_stream_later(runner: async
         with pytest.raises(EngineDown, match=r"did not answer within 0.05 s"):
             await engine.submit(request(1, chunks=1_000_000))
         proceed.set()
-        while fake.stats()["cancelled"] == 0:
-            await asyncio.sleep(0.01)
+
+        async def cancelled() -> bool:
+            return fake.stats()["cancelled"] == 1
+
+        await becomes_true(cancelled)
         await engine.close()
 
     runner.run(main())
@@ -159,13 +162,22 @@ def test_a_call_that_times_out_raises_and_cancels_its_stream_later(runner: async
 def test_leaving_the_iteration_early_cancels_the_stream(runner: asyncio.Runner) -> None:
     async def main() -> None:
         async with running() as engine:
-            task = asyncio.create_task(read(await engine.submit(request(1, text="one", live=True))))
-            await asyncio.sleep(0.05)
+            stream, reading = await engine.submit(request(1, text="one", live=True)), asyncio.Event()
+
+            async def read_on() -> None:
+                async for _ in stream:
+                    reading.set()
+
+            task = asyncio.create_task(read_on())
+            await reading.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            while (await engine.stats())["cancelled"] == 0:
-                await asyncio.sleep(0.01)
+
+            async def cancelled() -> bool:
+                return (await engine.stats())["cancelled"] == 1
+
+            await becomes_true(cancelled)
 
     runner.run(main())
 

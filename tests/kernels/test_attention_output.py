@@ -4,7 +4,6 @@
 tests/conformance/test_attention_output_on_cpu.py runs its source on a CPU.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -33,12 +32,6 @@ PREDICTOR, TALKER = 1024, 2048  # outputs of the projection
 @pytest.fixture
 def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaSource, "available", lambda _: True)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def random(*size: int, device: torch.device | str, scale: float = 1.0) -> Tensor:

@@ -4,7 +4,6 @@
 tests/conformance/test_decode_attention_on_cpu.py runs their sources on a CPU.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -31,12 +30,6 @@ def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (page_attention, pair_attention):
         for architecture in GPUS:
             monkeypatch.setattr(module.source(architecture), "_available", True)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def inputs(rows: int, pages: int, device: str, dtype: torch.dtype = torch.bfloat16, dim: int = DIM) -> Inputs:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kernel has a reference implementation next to it, and a test compares the two."""
+"""Every kernel, in Triton and in CUDA C++, has a reference implementation, and a test compares the two."""
 
+import ast
 import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -56,7 +59,11 @@ REFERENCES = {
         "test_quantized_matrix.py",
     ),
     "quantize.quantize_kernel": ("quantize", "quantize_reference", "test_quantize_kernel.py"),
-    "ring_attention.ring_kernel": ("RingAttention", "attend_reference", "test_codec_kernels.py"),
+    "ring_attention.ring_kernel": (
+        "RingAttention",
+        "ring_attention.RingAttention.attend_reference",
+        "test_codec_kernels.py",
+    ),
     "rotary.rotary_kernel": ("rotary_store", "rotary_store_reference", "test_layer_kernels.py"),
     "small_batch_linear.matrix_kernel": (
         "fused_linear.project",
@@ -114,7 +121,45 @@ PARTS = {
     "small_batch_linear.load_weights": "small_batch_linear.vector_kernel",
     "snake.apply_snake": "conv.conv_kernel",
 }
+# launcher of a kernel in CUDA C++, in the module of the same name as its file: what defines its result, and the test in
+# tests/conformance that compares the two on a CPU
+CUDA_REFERENCES = {
+    "attention_output.launch": (
+        ("decode_attention.rotary_attention_reference", "fused_linear.project_add_reference"),
+        "test_attention_output_on_cpu.py",
+    ),
+    "code_draw.launch": (("sampler.draw_keyed_reference",), "test_code_draw_on_cpu.py"),
+    "code_draw.launch_embedded": (
+        ("sampler.draw_keyed_reference", "pre_norm.pre_norm_reference"),
+        "test_code_draw_on_cpu.py",
+    ),
+    "history.HistoryUpdates": (("conv.update_history_reference",), "test_history_on_cpu.py"),
+    "mid_batch_linear.launch": (("fused_linear.project_reference",), "test_mid_batch_linear_on_cpu.py"),
+    "mid_batch_linear.launch_add": (("fused_linear.project_add_reference",), "test_mid_batch_linear_on_cpu.py"),
+    "page_attention.launch": (("decode_attention.rotary_attention_reference",), "test_decode_attention_on_cpu.py"),
+    "pair_attention.launch": (
+        ("rotary.rotary_store_reference", "attention.paged_attention_reference"),
+        "test_decode_attention_on_cpu.py",
+    ),
+    "prefetch_linear.launch": (("fused_linear.project_reference",), "test_prefetch_linear_on_cpu.py"),
+    "prefetch_linear.launch_add": (("fused_linear.project_add_reference",), "test_prefetch_linear_on_cpu.py"),
+    "prefetch_vector.launch": (("fused_linear.project_reference",), "test_prefetch_vector_on_cpu.py"),
+    "prefetch_vector.launch_add": (("fused_linear.project_add_reference",), "test_prefetch_vector_on_cpu.py"),
+    "register_linear.launch": (("fused_linear.project_reference",), "test_register_linear_on_cpu.py"),
+    "register_linear.launch_add": (("fused_linear.project_add_reference",), "test_register_linear_on_cpu.py"),
+    "sample_conv.sample_conv": (("sample_conv.sample_conv_reference",), "test_sample_conv_on_cpu.py"),
+    "warp_attention.launch": (("decode_attention.rotary_attention_reference",), "test_warp_attention_on_cpu.py"),
+    "wgmma_conv.residual_unit": (("wgmma_conv.residual_unit_reference",), "test_wgmma_on_cpu.py"),
+    "wgmma_conv.convolution": (
+        ("conv.causal_conv_reference", "conv.causal_upsample_reference"),
+        "test_wgmma_on_cpu.py",
+    ),
+    "wgmma_conv.upsample": (("conv.causal_upsample_reference",), "test_wgmma_on_cpu.py"),
+    "wgmma_linear.launch_tile": (("fused_linear.project_reference",), "test_wgmma_linear_on_cpu.py"),
+    "wgmma_linear.launch_add_tile": (("fused_linear.project_add_reference",), "test_wgmma_linear_on_cpu.py"),
+}
 HERE, SOURCE = Path(__file__).parent, Path(kernels.__file__).parent
+CONFORMANCE = HERE.parent / "conformance"
 
 
 def found() -> set[str]:
@@ -130,24 +175,71 @@ def test_every_kernel_is_in_the_inventory() -> None:
     assert set(PARTS.values()) <= set(REFERENCES)
 
 
+def test_every_cuda_file_is_in_the_inventory() -> None:
+    stems = {launcher.split(".")[0] for launcher in CUDA_REFERENCES}
+    assert {file.stem for file in SOURCE.glob("*.cu")} == stems
+    for stem in stems:
+        assert f'CudaSource("{stem}.cu"' in (SOURCE / f"{stem}.py").read_text(), f"{stem}.py does not launch {stem}.cu"
+
+
+def uses_of_tests(file: Path) -> Iterator[set[str]]:
+    """What each test of a file uses, also through functions and fixtures of the file.
+
+    A name imported from polyvox.kernels is 'module.name'; an attribute of anything else, its name alone.
+    """
+    tree = ast.parse(file.read_text())
+    imported = {
+        alias.asname or alias.name: f"{(node.module or '').removeprefix('polyvox.kernels')}.{alias.name}".lstrip(".")
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("polyvox.kernels")
+        for alias in node.names
+    }
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for test in (name for name in functions if name.startswith("test_")):
+        uses: set[str] = set()
+        reached, left = {test}, [test]
+        while left:
+            for node in ast.walk(functions[left.pop()]):
+                if isinstance(node, ast.Attribute):
+                    owner = imported.get(node.value.id) if isinstance(node.value, ast.Name) else None
+                    uses.add(f"{owner}.{node.attr}" if owner else node.attr)
+                elif isinstance(node, ast.Name) and node.id in imported:
+                    uses.add(imported[node.id])
+                name = node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else ""
+                if name in functions and name not in reached:
+                    reached.add(name)
+                    left.append(name)
+        yield uses
+
+
+def assert_compared(launcher: str, references: set[str], test: Path) -> None:
+    """One test of this file uses the launcher and the reference implementations."""
+    for name in {launcher} | references:
+        module, _, attribute = name.partition(".")
+        function = attrgetter(attribute)(importlib.import_module(f"polyvox.kernels.{module}"))
+        assert function.__module__ == f"polyvox.kernels.{module}", f"{name} is defined in {function.__module__}"
+    # of a method, the test has its name only
+    needed = {launcher} | {each if each.count(".") == 1 else each.rpartition(".")[2] for each in references}
+    assert any(needed <= uses for uses in uses_of_tests(test)), f"no test of {test.name} uses {sorted(needed)}"
+
+
 def test_every_kernel_has_a_reference_and_a_test_of_both() -> None:
     for kernel, (public, reference, test) in REFERENCES.items():
-        tested = (HERE / test).read_text()
         module = kernel.split(".")[0]
-        *public_file, public = public.split(".")
-        *reference_file, reference = reference.split(".")
-        for file, name in (((public_file or [module])[0], public), ((reference_file or [module])[0], reference)):
-            source = (SOURCE / f"{file}.py").read_text()
-            assert re.search(rf"(def|class) {name}\b", source), f"{kernel}: no {name} in {file}.py"
-        assert re.search(rf"\b{public}\(", tested), f"{kernel}: {test} does not call {public}"
-        assert re.search(rf"\b{reference}\(|kernels\.disabled\(", tested), f"{kernel}: {test} does not call {reference}"
+        public, reference = (name if "." in name else f"{module}.{name}" for name in (public, reference))
+        assert_compared(public, {reference}, HERE / test)
+
+
+def test_every_launch_in_cuda_has_a_reference_and_a_test_of_both() -> None:
+    for launcher, (references, test) in CUDA_REFERENCES.items():
+        assert_compared(launcher, set(references), CONFORMANCE / test)
 
 
 def test_every_header_states_its_contract() -> None:
-    for kernel in REFERENCES:
-        header = importlib.import_module(f"polyvox.kernels.{kernel.split('.')[0]}").__doc__ or ""
+    for module in {name.split(".")[0] for name in (*REFERENCES, *CUDA_REFERENCES)}:
+        header = importlib.import_module(f"polyvox.kernels.{module}").__doc__ or ""
         for part in ("Types:", "Roundings:", "Bytes:"):
-            assert part in header, f"{kernel}: its header has no {part}"
+            assert part in header, f"{module}: its header has no {part}"
 
 
 def test_kernels_import_no_other_package_of_polyvox() -> None:

@@ -4,7 +4,6 @@
 tests/conformance/test_mid_batch_linear_on_cpu.py runs its source on a CPU.
 """
 
-from collections.abc import Iterator
 from itertools import pairwise, product
 
 import pytest
@@ -35,12 +34,6 @@ CHAINS = (
 @pytest.fixture
 def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mid_batch_linear.SOURCE, "_available", True)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def rows(count: int, inputs: int, dtype: torch.dtype = DTYPE) -> Tensor:

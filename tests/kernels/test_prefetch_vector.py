@@ -4,8 +4,6 @@
 tests/conformance/test_prefetch_vector_on_cpu.py runs its source on a CPU.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -29,12 +27,6 @@ QKV, OUT, GATE = (4096, 1024), (1024, 2048), (6144, 1024)  # of the predictor
 def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     for architecture in GPUS:
         monkeypatch.setattr(prefetch_vector.source(architecture), "_available", True)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def rows(count: int, inputs: int, dtype: torch.dtype = DTYPE) -> Tensor:

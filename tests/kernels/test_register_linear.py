@@ -4,7 +4,6 @@
 tests/conformance/test_register_linear_on_cpu.py runs its source on a CPU.
 """
 
-from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -30,12 +29,6 @@ KINDS = {QKV: PLAIN, OUT: ADD, GATE_UP: GATED}
 def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     for architecture in GPUS:
         monkeypatch.setattr(register_linear.source(architecture), "_available", True)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def rows(count: int, inputs: int, dtype: torch.dtype = DTYPE) -> Tensor:

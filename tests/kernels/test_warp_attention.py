@@ -5,7 +5,6 @@ tests/conformance/test_warp_attention_on_cpu.py runs its source on a CPU.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -44,12 +43,6 @@ WIDTH = (GROUP + 2) * KV_HEADS * DIM
 @pytest.fixture
 def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warp_attention.source(), "_available", True)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def rotation(device: torch.device | str = META, norms: bool = True) -> HeadRotation:

@@ -5,7 +5,6 @@ tests/conformance/test_wgmma_linear_on_cpu.py runs its source on a CPU.
 """
 
 import re
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -38,12 +37,6 @@ SHAPES = {
 @pytest.fixture
 def _nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgmma_linear.SOURCE, "_available", True)
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def rows(count: int, inputs: int, dtype: torch.dtype = DTYPE) -> Tensor:

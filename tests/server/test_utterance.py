@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipc.engine_processes import eventually
+from ipc.engine_processes import becomes_true, eventually
 from ipc.fake_engine import LENGTH, FakeStream
 from polyvox.engine.async_engine import AsyncLocalEngine
 from polyvox.engine.config import queue_length
@@ -206,8 +206,11 @@ def test_cancelling_the_reader_frees_everything(engine: PausableEngine) -> None:
         engine.resume(3)
         utterance = await service.start(SynthesisOptions("One. Two.", format="opus"), "reader")
         reading = asyncio.create_task(all_of(utterance))
-        while not utterance.record.audio_seconds:
-            await asyncio.sleep(0.01)
+
+        async def has_audio() -> bool:
+            return utterance.record.audio_seconds > 0
+
+        await becomes_true(has_audio)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading

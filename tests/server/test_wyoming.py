@@ -309,14 +309,20 @@ def test_a_network_without_multicast_is_reported(monkeypatch: pytest.MonkeyPatch
 def test_a_client_that_left_before_it_was_accepted_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """asyncio does not know its address then."""
     monkeypatch.setattr(asyncio.StreamWriter, "get_extra_info", lambda *_: None)
-    startup: Any = SimpleNamespace(connected=asyncio.Event().wait)
+    waits_for_engine = asyncio.Event()
+
+    async def connected() -> None:
+        waits_for_engine.set()
+        await asyncio.Event().wait()
+
+    startup: Any = SimpleNamespace(connected=connected)
 
     async def serve(listener: socket.socket) -> None:
         wyoming = listener_module.WyomingListener(startup)
         await wyoming.start(listener)
         with socket.create_connection(listener.getsockname(), TIMEOUT) as client:
-            await asyncio.sleep(0.1)
-            assert len(wyoming._tasks) == 1  # it waits for the engine
+            await asyncio.wait_for(waits_for_engine.wait(), TIMEOUT)
+            assert len(wyoming._tasks) == 1
             await wyoming.close()
             assert client.recv(1) == b""
 

@@ -138,11 +138,34 @@ def test_phonemes_are_used_where_the_model_takes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["I <3 you", "a < b", "a<b and c>d", "if x <speak", "speak up", "<spe", "the <speaker> tag", "a </speak> b"],
+    ("text", "spoken"),
+    [
+        ("I <3 you", "I heart you"),
+        ("a < b", "a less than b"),
+        ("a<b and c>d", "a less than b and c greater than d"),
+        ("Map<String, int>", "Map less than String, int greater than"),
+        ("an <outbreak of flu>", "an less than outbreak of flu greater than"),
+        ("if x <speak", "if x less than speak"),
+        ("speak up", "speak up"),
+        ("<spe", "Less than spe"),
+    ],
 )
-def test_plain_text_is_not_parsed(text: str) -> None:
-    speak(text)
+def test_plain_text_is_not_parsed(text: str, spoken: str) -> None:
+    for pieces in ([text], list(text)):
+        parts, notes = read(pieces)
+        assert (format_parts(parts), notes) == (spoken, [])
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        *("<speaker>", "</speak>", "</speaker >", "<br/>", "<hr />", "<x:y>", "<video controls loop>"),
+        *("<p class='a b' id=c>", '<a href="https://a.example/?b=c" target=_blank>', "<prosody rate>"),
+    ],
+)
+def test_tags_with_attributes_are_not_spoken(tag: str) -> None:
+    for pieces in ([f"the {tag} tag"], ["the ", *tag, " tag"]):
+        assert format_parts(read(pieces)[0]).split() == ["the", "tag"]
 
 
 @pytest.mark.parametrize("space", [" ", "\n", "\ufeff", " \n\t"])
@@ -233,6 +256,7 @@ TAGS = st.sampled_from(
             "text",
             "  ",
             "1 <b",
+            "a<b and c>d",
             "1/2",
             "5 km",
         ),
@@ -242,6 +266,7 @@ TAGS = st.sampled_from(
 
 @given(st.lists(TAGS, max_size=12), st.booleans(), st.lists(st.integers(0, 10_000), max_size=12))
 @example(["<prosody rate='x'>d", "</prosody>"], True, [])
+@example(["<break time='1s'/>", "5 km", "中文"], False, [])
 @settings(max_examples=300, deadline=None)
 def test_fragments_do_not_change_the_result(tags: list[str], wrapped: bool, positions: list[int]) -> None:
     text = " ".join(tags)

@@ -58,8 +58,13 @@ def supports(qkv: Tensor, rotation: HeadRotation, cache: PagedRows, weight: Matr
         and cache.max_positions <= PAGE
         and rotation.norms is not None
         and not rotation.by_row
-        and source(gpu_of(qkv.device).architecture).available()
+        and supports_architecture(gpu_of(qkv.device).architecture)
     )
+
+
+def supports_architecture(architecture: int) -> bool:
+    """Whether a GPU of this architecture runs the kernel; compiles it at the first call."""
+    return architecture in prefetch_vector.ARCHITECTURES and source(architecture).available()
 
 
 def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows, weight: Tensor, add: Tensor, norm: Norm) -> PreNorm:

@@ -6,8 +6,10 @@
 A call of a few frames is a chain of short launches, a fifth of which only update a history (conv.update_history). Here
 they are collected and launched together (history.cu): as many bytes, but the inputs of all layers live until then.
 
-Types: two bytes. A program updates 32 channels of one stream; all its loads precede its stores. Needs NVRTC; histories
-of more than 64 columns, and those that do not fit into a launch, are updated at once.
+Types: two bytes. Roundings: none; values are copied.
+Bytes: H columns of each stream and convolution are read, from x or from its history, and H are written.
+Grid: a program updates 32 channels of one stream; all its loads precede its stores. Needs NVRTC; histories of more than
+64 columns, and those that do not fit into a launch, are updated at once.
 """
 
 import struct

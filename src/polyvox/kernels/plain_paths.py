@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from polyvox.kernels import (
+    attention_output,
     code_draw,
     history,
     mid_batch_linear,
+    page_attention,
+    pair_attention,
     prefetch_linear,
     prefetch_vector,
     quantized_rows,
@@ -41,6 +44,11 @@ class FastPath:
     multiprocessors: int = 0
 
 
+def _all_support(*predicates: Callable[[int], bool]) -> Callable[[int], bool]:
+    """For a path of several files: an architecture has it if it has all of them."""
+    return lambda architecture: all(supports(architecture) for supports in predicates)
+
+
 FAST_PATHS = (
     FastPath(
         "overlap of kernel launches",
@@ -64,7 +72,7 @@ FAST_PATHS = (
         "linear layers of one row in CUDA C++",
         f"compute capability 9.0 exactly, {PROGRAMS} multiprocessors and NVRTC",
         "Triton kernels",
-        prefetch_vector.supports_architecture,
+        _all_support(prefetch_vector.supports_architecture, attention_output.supports_architecture),
         PROGRAMS,
     ),
     FastPath(
@@ -98,7 +106,11 @@ FAST_PATHS = (
         "decode attention in CUDA C++",
         "compute capability 9.0 exactly, and NVRTC",
         "Triton kernels",
-        warp_attention.supports_architecture,
+        _all_support(
+            warp_attention.supports_architecture,
+            page_attention.supports_architecture,
+            pair_attention.supports_architecture,
+        ),
     ),
     FastPath("codec's last layer in CUDA C++", "NVRTC", "Triton kernels", sample_conv.supports_architecture),
     FastPath(

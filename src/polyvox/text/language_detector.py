@@ -19,9 +19,10 @@ SENTENCE_END = re.compile(
     r"(?:(?<!\b[^\W\d_])(?<!\b[^\W\d_]{2})(?<!\b[^\W\d_]{3})(?<!\b[Pp]rof)\.|[!?…])[\"')\]»*_]*\s+(?=[^\sa-zß-ÿа-яё])|[。！？]|\n"
 )
 _TOKEN = re.compile(
-    r"<[^<>\n]*>|\S+@\S+|(?:https?://|www\.)\S+|(?<![^\W_])[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}|[\u3040-\u30ff]+|[\u3400-\u9fff]"
+    r"<[A-Za-z/][^<>\n]*>|\S+@\S+|(?:https?://|www\.)\S+|(?<![^\W_])[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}|[\u3040-\u30ff]+|[\u3400-\u9fff]"
     r"|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+(?:'[^\W\d_\u3040-\u30ff\u3400-\u9fff]+)*'?"
 )
+_OPEN_TAG = re.compile(r"<[A-Za-z/][^<>\n]*$")
 _KANA, _HAN, _HANGUL = (
     re.compile("[\u3040-\u30ff]"),
     re.compile("[\u3400-\u9fff]"),
@@ -201,6 +202,8 @@ def detect(text: str, ends: bool, inherited: str | None, default: str) -> str | 
     boundary = next((end for end in ends_found if end[0] == "\n" or _LETTER.search(text, 0, end.start() + 1)), None)
     stop = boundary.start() + 1 if boundary else min(len(text), MAX_LOOKAHEAD)
     is_whole = boundary is not None or ends or len(text) > MAX_LOOKAHEAD
+    if not is_whole and (open_tag := _OPEN_TAG.search(text)):  # what is in a tag does not count
+        stop = open_tag.start()
     expected = inherited or default
     scores = {expected: _INHERITED if inherited else _DEFAULT}
     num_han = num_kana = 0

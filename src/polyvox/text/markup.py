@@ -18,12 +18,24 @@ HIDDEN = {
     "<style>": "</style>",
 }
 
+# HTML's attributes that stand without a value.
+_BARE_ATTRIBUTES = (
+    "allowfullscreen|alt|async|autofocus|autoplay|checked|controls|default|defer|disabled|download|formnovalidate|hidden"
+    "|inert|ismap|itemscope|loop|multiple|muted|nomodule|novalidate|nowrap|open|playsinline|readonly|required|reversed"
+    "|selected"
+)
+_ATTRIBUTES = (
+    r"(?:[^\S\n]+(?:[a-z_:][\w:.-]*[^\S\n]*=[^\S\n]*(?:\"[^\"<>\n]*\"|'[^'<>\n]*'|[^\s\"'<>=]+)"
+    rf"|(?:{_BARE_ATTRIBUTES})(?![\w:.-])))*[^\S\n]*/?"
+)
+# A tag has attributes after its name, other words are text: "a<b and c>d". A malformed pause or rate is never spoken.
 SPAN = re.compile(
     r"`(?P<code>[^`\n]+)`(?!`)|``(?P<code2>[^\n]+?)``(?!`)"
     r"|(?P<image>!?)\[(?P<label>[^\[\]\n]*)\](?:\((?P<url>(?:[^()\n]|\([^()\n]*\))*)\)|\[(?P<reference>[^\[\]\n]*)\])?"
     r"|<(?P<element>sub(?=\s+alias)|say-as|phoneme)(?P<attributes>\s[^<>\n]*)?>(?P<content>[^<>\n]*)</(?P=element)\s*>"
     r"|<(?P<link>(?:https?|mailto):[^<>\s]+|[^<>\s@]+@[^<>\s@]+)>"
-    r"|<(?P<close>/?)(?!(?<=<)(?:sub\s+alias|say-as\b|phoneme\b))(?P<tag>[A-Za-z][A-Za-z0-9:-]*)(?P<inside>[^<>\n]*)>",
+    r"|<(?P<close>/?)(?!(?<=<)(?:sub\s+alias|say-as\b|phoneme\b))(?P<tag>[A-Za-z][A-Za-z0-9:-]*+)"
+    rf"(?P<inside>{_ATTRIBUTES}|(?:(?<=[</]break)|(?<=[</]prosody))[^<>\n]*)>",
     re.IGNORECASE,
 )
 GROUP = r"\{((?:[^{}\n]|\{[^{}\n]*\})*)\}"  # an argument of a LaTeX command
