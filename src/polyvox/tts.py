@@ -197,14 +197,14 @@ class TTS:
         sampling: Sampling | None = None,
         speed: float = 1.0,
         rules: TextRules | None = None,
-        keep: Path | None = None,
+        keep: str | Path | None = None,
         word_times: bool = False,
     ) -> LongFormReader:
         """Speak a text of any length, sentence by sentence, at one loudness. Iterate over the result for the sentences.
 
         speed: from 0.25 to 4, at the same pitch. rules: how the text is normalised, by default for the language.
-        keep: a folder for finished sentences, from which an interrupted run resumes. word_times: estimate the times of
-        the words of each sentence. The others are as in `stream`.
+        keep: a folder for finished sentences, from which an interrupted run resumes: a new or empty one, or that of an
+        earlier run. word_times: estimate the times of the words of each sentence. The others are as in `stream`.
         """
         info = self.model.info()
         rules = replace(
