@@ -220,6 +220,8 @@ class LocalEngine:
         """Queues a stream; raises Overloaded or InvalidRequest if admission rejects it."""
         self._check_running()
         self._manager.enqueue(stream, prepared)
+        if prepared.silent:  # no frames: a model that is given no words babbles
+            self.request_stop(stream, StopRequest("stop"))
         self.wake()
 
     def add_text(self, stream: LocalStream, ids: list[int], last: bool, rows: Rows | None = None) -> None:
