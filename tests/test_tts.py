@@ -193,6 +193,8 @@ def test_the_codec_state_after_a_recording_is_exact(loaded: Loaded, monkeypatch:
         ({"voice": 5}, "voice", "heart, michael"),
         ({"language": None}, "language", "auto, english"),
         ({"max_frames": "5"}, "max_frames", "between 1 and 32768"),
+        ({"live": "yes"}, "live", "True or False"),
+        ({"trim_silence": None}, "trim_silence", "True or False"),
         ({"max_frames": True}, "max_frames", "between 1 and 32768"),
         ({"sampling": {"top_k": 1}}, "sampling", "a Sampling"),
         ({"sampling": Sampling(top_k=0.5)}, "top_k", "an integer"),  # type: ignore[arg-type]
@@ -213,6 +215,22 @@ def test_invalid_arguments_are_rejected_at_once(
     assert caught.value.field == field
     assert message in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("speed", ["x", None, True, 5, float("nan")])
+def test_an_invalid_speed_is_rejected(speed: float, embedded: LoadedTTS) -> None:
+    with pytest.raises(InvalidRequest, match=r"'speed': must be between 0.25 and 4"):
+        embedded.read(TEXT, speed=speed)
+
+
+@pytest.mark.parametrize("text", [5, 0, None, b"bytes"])
+def test_text_that_is_no_string_is_rejected_and_leaves_the_stream_open(text: str, embedded: LoadedTTS) -> None:
+    stream = embedded.stream("one ", live=True, max_frames=4)
+    with pytest.raises(InvalidRequest, match="'text': must be a string"):
+        stream.append(text)
+    stream.append("two")
+    stream.finish_text()
+    assert stream.audio(list(stream)).finish_reason == "length"
 
 
 def test_max_frames_may_exceed_the_default_of_the_checkpoint(embedded: LoadedTTS) -> None:

@@ -22,7 +22,7 @@ from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
 from polyvox.models.qwen3_tts.voice_genders import VOICE_GENDERS
 from polyvox.models.request import ClonedVoice, Request
-from polyvox.models.request_checks import MAX_TEXT, SPLIT_HINT, check_numbers, check_text
+from polyvox.models.request_checks import MAX_TEXT, SPLIT_HINT, check_options, check_text
 from polyvox.models.streaming_tokenizer import TextStreamTokenizer
 from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGenerator, frame_limits
 from polyvox.models.tokenizer import TextTokenizer
@@ -220,7 +220,7 @@ class Qwen3TTSModel:
             raise InvalidRequest("instructions", request.instructions, "is not supported by this model", hint)
         if not isinstance(request.language, str):
             raise InvalidRequest("language", request.language, languages(self.config))
-        check_numbers(request, self.config.talker.max_positions)
+        check_options(request, self.config.talker.max_positions)
         if request.layout not in (None, "whole", "streaming"):
             raise InvalidRequest("layout", request.layout, ("whole", "streaming"))
         return self._voice(request)
