@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import gc
 import wave
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,8 @@ import polyvox
 from conftest import Loaded, LoadedTTS
 from polyvox import Audio, ClonedVoice, InvalidRequest, Request, Sampling
 from polyvox.audio.samples import Samples
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.engine import LocalEngine
 from polyvox.errors import PolyvoxError
 from polyvox.models.talker_generator import TalkerGeneratorState
 from polyvox.tts import TTS
@@ -91,6 +95,45 @@ def test_interleaved_streams_are_independent(embedded: LoadedTTS) -> None:
                 chunks[i].append(chunk)
     for i in range(2):
         np.testing.assert_allclose(np.concatenate(chunks[i]), alone[i], atol=1e-5)
+
+
+def engine_of(tts: TTS) -> weakref.ref[LocalEngine]:
+    """The engine, started, without a reference that keeps it."""
+    return weakref.ref(tts.engine)
+
+
+def is_open(engine: weakref.ref[LocalEngine]) -> bool:
+    gc.collect()  # an engine has reference cycles
+    found = engine()
+    return found is not None and found._thread.is_alive()
+
+
+def test_the_engine_of_a_dropped_object_ends_after_its_last_stream_and_reader(loaded: Loaded) -> None:
+    tts = TTS(loaded("custom_voice", "float32").model, EngineConfig(max_streams=2))
+    engine = engine_of(tts)
+    stream, reader = tts.stream("hello there", max_frames=6), tts.read("Hello. There.", seed=3)
+    del tts
+    assert is_open(engine)
+    iterator = iter(stream)
+    del stream
+    assert is_open(engine)
+    assert sum(map(len, iterator))
+    del iterator
+    assert is_open(engine)
+    sentences = iter(reader)
+    del reader
+    next(sentences)
+    assert is_open(engine)
+    del sentences
+    assert not is_open(engine)
+    assert engine() is None
+
+
+def test_a_detached_engine_outlives_its_object(loaded: Loaded) -> None:
+    engine = TTS(loaded("custom_voice", "float32").model, EngineConfig(max_streams=2)).detach_engine()
+    gc.collect()
+    assert [chunk.final for chunk in engine.submit(Request("hello", seed=3, max_frames=2)).chunks()][-1]
+    engine.close()
 
 
 def test_the_same_seed_gives_the_same_speech_and_is_reported(loaded: Loaded) -> None:

@@ -184,6 +184,7 @@ class LongFormReader:
     speed: float = 1.0
     notes: list[Note] = field(default_factory=list)  # what was left out of the text
     word_times: bool = False  # estimate the times of words
+    owner: object = None  # of the engine, which closes it when nothing refers to it
 
     @property
     def seed(self) -> int:
