@@ -77,7 +77,9 @@ def load(
 class TTS:
     """A loaded checkpoint and its engine. As a context manager it closes the engine.
 
-    The engine is closed, too, when nothing refers to this object any more; its streams and readers do.
+    The engine is closed, too, when nothing refers to this object any more; its streams and readers do. On a CPU, a
+    thread that starts while the embedded voice speaks may have one thread for its own torch operations: call
+    `torch.set_num_threads` in it.
     """
 
     def __init__(
