@@ -16,7 +16,7 @@ from polyvox.audio.loudness import integrated_loudness
 from polyvox.audio.samples import Samples
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
-from polyvox.errors import Overloaded
+from polyvox.errors import InvalidRequest, Overloaded
 from polyvox.long_form import LongFormReader, ResumeStore, Sentence, SpokenSentence
 from polyvox.models.request import Request
 from polyvox.tts import TTS
@@ -84,7 +84,7 @@ def test_an_interrupted_text_is_resumed(engine: LocalEngine, tmp_path: Path) -> 
     reader = iter(LongFormReader(engine, SENTENCES, REQUEST, 2, ResumeStore(tmp_path / "parts", settings)))
     first = list(islice(reader, 2))
     reader.close()  # type: ignore[attr-defined]
-    (tmp_path / "parts" / "000004.partial").write_bytes(b"half of it")
+    (tmp_path / "parts" / f".polyvox-{0:016x}.partial").write_bytes(b"half of it")
     store = ResumeStore(tmp_path / "parts", settings)
     assert len(store) == 2
     with mock.patch.object(engine, "submit", wraps=engine.submit) as submit:
@@ -95,6 +95,30 @@ def test_an_interrupted_text_is_resumed(engine: LocalEngine, tmp_path: Path) -> 
     assert len(ResumeStore(tmp_path / "parts", {"seed": 4})) == 0
     store.clear()
     assert not (tmp_path / "parts").exists()
+
+
+def test_a_folder_with_other_files_is_refused_and_keeps_them(embedded: TTS, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("the only copy")
+    for manifest in (None, "no JSON", "[]", '{"title": "another program\'s"}'):
+        if manifest is not None:
+            (tmp_path / "reading.json").write_text(manifest)
+        with pytest.raises(InvalidRequest, match="'keep': must be a new or empty folder, or one of an earlier run"):
+            embedded.read("Hello.", keep=str(tmp_path))
+    with pytest.raises(InvalidRequest, match="'keep': cannot be used: File exists"):
+        embedded.read("Hello.", keep=tmp_path / "thesis.txt")
+    assert (tmp_path / "thesis.txt").read_text() == "the only copy"
+
+
+def test_a_store_deletes_only_its_own_files(tmp_path: Path) -> None:
+    store = ResumeStore(tmp_path, "one text")
+    for index in (0, 1_000_000):
+        store.save(index, np.zeros(1, np.int16), "stop")
+    (tmp_path / "results.npz").write_bytes(b"of another program")
+    assert len(ResumeStore(tmp_path, "one text")) == 2
+    other = ResumeStore(tmp_path, "another text")
+    assert len(other) == 0
+    other.clear()
+    assert [file.name for file in tmp_path.iterdir()] == ["results.npz"]
 
 
 @pytest.fixture

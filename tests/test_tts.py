@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import gc
 import wave
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,8 @@ import polyvox
 from conftest import Loaded, LoadedTTS
 from polyvox import Audio, ClonedVoice, InvalidRequest, Request, Sampling
 from polyvox.audio.samples import Samples
+from polyvox.engine.config import EngineConfig
+from polyvox.engine.engine import LocalEngine
 from polyvox.errors import PolyvoxError
 from polyvox.models.talker_generator import TalkerGeneratorState
 from polyvox.tts import TTS
@@ -91,6 +95,45 @@ def test_interleaved_streams_are_independent(embedded: LoadedTTS) -> None:
                 chunks[i].append(chunk)
     for i in range(2):
         np.testing.assert_allclose(np.concatenate(chunks[i]), alone[i], atol=1e-5)
+
+
+def engine_of(tts: TTS) -> weakref.ref[LocalEngine]:
+    """The engine, started, without a reference that keeps it."""
+    return weakref.ref(tts.engine)
+
+
+def is_open(engine: weakref.ref[LocalEngine]) -> bool:
+    gc.collect()  # an engine has reference cycles
+    found = engine()
+    return found is not None and found._thread.is_alive()
+
+
+def test_the_engine_of_a_dropped_object_ends_after_its_last_stream_and_reader(loaded: Loaded) -> None:
+    tts = TTS(loaded("custom_voice", "float32").model, EngineConfig(max_streams=2))
+    engine = engine_of(tts)
+    stream, reader = tts.stream("hello there", max_frames=6), tts.read("Hello. There.", seed=3)
+    del tts
+    assert is_open(engine)
+    iterator = iter(stream)
+    del stream
+    assert is_open(engine)
+    assert sum(map(len, iterator))
+    del iterator
+    assert is_open(engine)
+    sentences = iter(reader)
+    del reader
+    next(sentences)
+    assert is_open(engine)
+    del sentences
+    assert not is_open(engine)
+    assert engine() is None
+
+
+def test_a_detached_engine_outlives_its_object(loaded: Loaded) -> None:
+    engine = TTS(loaded("custom_voice", "float32").model, EngineConfig(max_streams=2)).detach_engine()
+    gc.collect()
+    assert [chunk.final for chunk in engine.submit(Request("hello", seed=3, max_frames=2)).chunks()][-1]
+    engine.close()
 
 
 def test_the_same_seed_gives_the_same_speech_and_is_reported(loaded: Loaded) -> None:
@@ -193,6 +236,8 @@ def test_the_codec_state_after_a_recording_is_exact(loaded: Loaded, monkeypatch:
         ({"voice": 5}, "voice", "heart, michael"),
         ({"language": None}, "language", "auto, english"),
         ({"max_frames": "5"}, "max_frames", "between 1 and 32768"),
+        ({"live": "yes"}, "live", "True or False"),
+        ({"trim_silence": None}, "trim_silence", "True or False"),
         ({"max_frames": True}, "max_frames", "between 1 and 32768"),
         ({"sampling": {"top_k": 1}}, "sampling", "a Sampling"),
         ({"sampling": Sampling(top_k=0.5)}, "top_k", "an integer"),  # type: ignore[arg-type]
@@ -213,6 +258,22 @@ def test_invalid_arguments_are_rejected_at_once(
     assert caught.value.field == field
     assert message in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("speed", ["x", None, True, 5, float("nan")])
+def test_an_invalid_speed_is_rejected(speed: float, embedded: LoadedTTS) -> None:
+    with pytest.raises(InvalidRequest, match=r"'speed': must be between 0.25 and 4"):
+        embedded.read(TEXT, speed=speed)
+
+
+@pytest.mark.parametrize("text", [5, 0, None, b"bytes"])
+def test_text_that_is_no_string_is_rejected_and_leaves_the_stream_open(text: str, embedded: LoadedTTS) -> None:
+    stream = embedded.stream("one ", live=True, max_frames=4)
+    with pytest.raises(InvalidRequest, match="'text': must be a string"):
+        stream.append(text)
+    stream.append("two")
+    stream.finish_text()
+    assert stream.audio(list(stream)).finish_reason == "length"
 
 
 def test_max_frames_may_exceed_the_default_of_the_checkpoint(embedded: LoadedTTS) -> None:

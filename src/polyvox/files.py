@@ -3,6 +3,7 @@
 
 import errno
 import os
+import re
 import secrets
 import time
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 from polyvox.errors import InvalidRequest
 
 PARTIAL = ".partial"
+PARTIAL_FILE = re.compile(r"\.polyvox-[0-9a-f]{16}\.partial")  # the temporary files of write_atomically
 PARTIAL_MAX_AGE = 3600.0  # seconds; a write takes milliseconds, so an older temporary file has no writer
 NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links
 

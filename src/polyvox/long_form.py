@@ -6,12 +6,12 @@ import io
 import json
 import re
 import secrets
-import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from polyvox.audio.silence import trim_silence
 from polyvox.audio.time_stretch import MAX_SPEED, MIN_SPEED, TimeStretcher
 from polyvox.engine.interface import Engine, Stream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded
-from polyvox.files import write_atomically
+from polyvox.files import PARTIAL_FILE, write_atomically
 from polyvox.models.request import Request
 from polyvox.text import Note, Pause, Rate, TextNormalizer, TextRules, merge_parts, split_sentences
 from polyvox.text.phonemes import unmark_phonemes
@@ -37,6 +37,8 @@ SENTENCE_ENDS = ".!?…。！？｡\"'”’)]」』"
 RETRY_INTERVAL = 0.2  # seconds between attempts while the engine has no capacity
 RETRY_TIMEOUT = 120.0  # seconds after which a sentence that was never admitted fails
 FADE_SECONDS = 0.005  # at both ends of a sentence, to avoid clicks
+MANIFEST = "reading.json"  # of a ResumeStore
+_SENTENCE_FILE = re.compile(r"\d{6,}\.npz")  # of a ResumeStore, named by the number of the sentence
 _PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
 
 
@@ -182,6 +184,7 @@ class LongFormReader:
     speed: float = 1.0
     notes: list[Note] = field(default_factory=list)  # what was left out of the text
     word_times: bool = False  # estimate the times of words
+    owner: object = None  # of the engine, which closes it when nothing refers to it
 
     @property
     def seed(self) -> int:
@@ -259,21 +262,24 @@ def _postprocess(samples: Samples, sample_rate: int, speed: float) -> Samples:
 class ResumeStore:
     """A folder with the generated sentences of one text, so that an interrupted run can resume.
 
-    Another text, voice, seed or model clears it. Without a seed, the seed of the first run is used.
+    Another text, voice, seed or model clears it. Without a seed, the seed of the first run is used. Only files of the
+    store are deleted. Raises InvalidRequest for a folder that has files but no manifest of a store.
     """
 
-    def __init__(self, folder: Path, settings: object, seed: int | None = None) -> None:
-        self._folder = folder
+    def __init__(self, folder: str | Path, settings: object, seed: int | None = None) -> None:
+        self._folder = Path(folder)
         key = hashlib.sha256(repr((settings, seed)).encode()).hexdigest()
-        manifest = folder / "reading.json"
-        saved = json.loads(manifest.read_text()) if manifest.is_file() else {}
-        if saved.get("key") != key:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            saved = {"key": key, "seed": secrets.randbelow(2**32) if seed is None else seed}
-            write_atomically(manifest, json.dumps(saved).encode())
-        self.seed: int = saved["seed"]
-        self._files = {int(file.stem): file for file in folder.glob("*.npz")}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            saved = self._read_manifest()
+        except OSError as error:
+            raise InvalidRequest("keep", str(folder), f"cannot be used: {error.strerror}") from None
+        if saved is None or saved.key != key:
+            self._delete_files()
+            saved = _Manifest(key, secrets.randbelow(2**32) if seed is None else seed)
+            write_atomically(self._folder / MANIFEST, json.dumps(asdict(saved)).encode())
+        self.seed = saved.seed
+        self._files = {int(file.stem): file for file in self._folder.iterdir() if _SENTENCE_FILE.fullmatch(file.name)}
 
     def __contains__(self, index: int) -> bool:
         return index in self._files
@@ -292,5 +298,32 @@ class ResumeStore:
         write_atomically(self._files[index], data.getvalue())
 
     def clear(self) -> None:
-        """Delete the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Delete the files of the store, and the folder if it is empty then."""
+        with suppress(OSError):
+            self._delete_files()
+            self._folder.rmdir()
+
+    def _read_manifest(self) -> "_Manifest | None":
+        """None for a folder without files. Raises InvalidRequest if the files are not those of a store."""
+        manifest = self._folder / MANIFEST
+        try:
+            return _Manifest(**json.loads(manifest.read_bytes()))
+        except FileNotFoundError:
+            if all(PARTIAL_FILE.fullmatch(file.name) for file in self._folder.iterdir()):
+                return None
+        except (ValueError, TypeError):  # not JSON, or not of a store
+            pass
+        raise InvalidRequest("keep", str(self._folder), "must be a new or empty folder, or one of an earlier run")
+
+    def _delete_files(self) -> None:
+        """The manifest is deleted last: until then the folder is known as one of a store."""
+        for file in list(self._folder.iterdir()):
+            if _SENTENCE_FILE.fullmatch(file.name) or PARTIAL_FILE.fullmatch(file.name):
+                file.unlink()
+        (self._folder / MANIFEST).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    key: str  # identifies the text and the settings
+    seed: int

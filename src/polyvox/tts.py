@@ -6,6 +6,7 @@ import hashlib
 import logging
 import secrets
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,12 @@ def load(
 
 
 class TTS:
-    """A loaded checkpoint and its engine. As a context manager it closes the engine."""
+    """A loaded checkpoint and its engine. As a context manager it closes the engine.
+
+    The engine is closed, too, when nothing refers to this object any more; its streams and readers do. On a CPU, a
+    thread that starts while the embedded voice speaks may have one thread for its own torch operations: call
+    `torch.set_num_threads` in it.
+    """
 
     def __init__(
         self,
@@ -90,6 +96,7 @@ class TTS:
         self._config.check()
         self._lock = threading.Lock()
         self._engine: LocalEngine | None = None
+        self._finalizer: weakref.finalize[[], TTS] | None = None  # closes the engine
         self._closed = False
 
     @property
@@ -100,12 +107,22 @@ class TTS:
                 raise EngineDown("The TTS object is closed. Load the model again.", retry_after=0)
             if self._engine is not None and self._engine.broken:
                 self._engine.close()
+                self._detach()
                 self._engine = None
                 _release_memory()
             if self._engine is None:
                 with showing_progress(self._progress):
                     self._engine = LocalEngine(self.model, self._config)
+                # Its own thread refers to an engine, so it is never collected while it runs.
+                self._finalizer = weakref.finalize(self, self._engine.close)
+                self._finalizer.atexit = False  # the engine has a handler of its own
             return self._engine
+
+    def detach_engine(self) -> LocalEngine:
+        """The engine, which the caller has to close: it outlives this object."""
+        engine = self.engine
+        self._detach()
+        return engine
 
     @property
     def voices(self) -> list[str]:
@@ -157,7 +174,7 @@ class TTS:
         """Speak a text and return the whole clip. The arguments are those of `stream`."""
         voice = self.voice_for(voice)
         request = Request(text, voice, language, instructions, seed, layout, sampling, max_frames, whole_file=True)
-        stream = SpeechStream(self.engine.submit(request), self.sample_rate)
+        stream = SpeechStream(self, self.engine.submit(request))
         return stream.audio(list(stream))
 
     def stream(
@@ -185,7 +202,7 @@ class TTS:
         request = Request(
             text, voice, language, instructions, seed, layout, sampling, max_frames, live, trim_silence=trim_silence
         )
-        return SpeechStream(self.engine.submit(request), self.sample_rate)
+        return SpeechStream(self, self.engine.submit(request))
 
     def read(
         self,
@@ -197,14 +214,14 @@ class TTS:
         sampling: Sampling | None = None,
         speed: float = 1.0,
         rules: TextRules | None = None,
-        keep: Path | None = None,
+        keep: str | Path | None = None,
         word_times: bool = False,
     ) -> LongFormReader:
         """Speak a text of any length, sentence by sentence, at one loudness. Iterate over the result for the sentences.
 
         speed: from 0.25 to 4, at the same pitch. rules: how the text is normalised, by default for the language.
-        keep: a folder for finished sentences, from which an interrupted run resumes. word_times: estimate the times of
-        the words of each sentence. The others are as in `stream`.
+        keep: a folder for finished sentences, from which an interrupted run resumes: a new or empty one, or that of an
+        earlier run. word_times: estimate the times of the words of each sentence. The others are as in `stream`.
         """
         info = self.model.info()
         rules = replace(
@@ -230,7 +247,7 @@ class TTS:
             request = replace(request, seed=secrets.randbelow(2**32))
         max_concurrent = max(1, self.engine.config.max_streams // 2)
         notes = normalizer.notes
-        return LongFormReader(self.engine, sentences, request, max_concurrent, store, speed, notes, word_times)
+        return LongFormReader(self.engine, sentences, request, max_concurrent, store, speed, notes, word_times, self)
 
     def close(self) -> None:
         """Close the engine and cancel its streams."""
@@ -238,6 +255,12 @@ class TTS:
             self._closed = True
             if self._engine is not None:
                 self._engine.close()
+                self._detach()
+
+    def _detach(self) -> None:
+        """The engine is no longer closed together with this object."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -254,8 +277,9 @@ class SpeechStream:
     finish_reason and result are set after the last chunk.
     """
 
-    def __init__(self, stream: LocalStream, sample_rate: int) -> None:
-        self._stream, self.sample_rate = stream, sample_rate
+    def __init__(self, tts: TTS, stream: LocalStream) -> None:
+        self._tts = tts  # which would close the engine
+        self._stream, self.sample_rate = stream, tts.sample_rate
         self._chunks = (chunk.samples for chunk in stream.chunks() if len(chunk.samples))
 
     @property
@@ -272,7 +296,7 @@ class SpeechStream:
         return self.result.finish_reason if self.result else None
 
     def __iter__(self) -> Iterator[Samples]:
-        return self._chunks
+        return self
 
     async def __aiter__(self) -> AsyncIterator[Samples]:
         async for chunk in self._stream:

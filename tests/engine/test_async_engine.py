@@ -241,6 +241,20 @@ def test_text_does_not_wait_for_requests_nor_requests_for_text() -> None:
     pool.close()
 
 
+def test_requests_do_not_wait_for_clones_whose_number_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "MAX_PENDING_CLONES", 8)
+    pool, proceed = PreparationPool(), threading.Event()
+    clones = [pool.submit_clone(proceed.wait, 30) for _ in range(8)]
+    with pytest.raises(Overloaded, match="8 voices are already being cloned"):
+        pool.submit_clone(proceed.wait, 30)
+    assert pool.run_inline(lambda: 1) is not None
+    assert pool.submit(lambda: 1).result(30) == 1
+    assert not any(clone.done() for clone in clones)
+    proceed.set()
+    assert all(clone.result(30) for clone in clones)
+    pool.close()
+
+
 def test_small_text_is_applied_by_the_event_loop_unless_other_text_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyvox.engine.preparation.time.monotonic", lambda: 100.0)  # work takes no time
     pool, proceed, done = PreparationPool(num_threads=1), threading.Event(), threading.Event()

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -301,6 +301,12 @@ def test_a_thousand_cancelled_streams_do_not_grow_the_memory(speech: Qwen3TTSMod
         ({"buffer_seconds": 0.1}, "at least 2"),
         ({"min_streams_to_pipeline": -1}, "non-negative"),
         ({"max_queue": -1}, "non-negative"),
+        ({"memory_gb": "4"}, "'memory_gb': must be a number"),
+        ({"memory_gb": nan}, "'memory_gb': must be at least 0"),
+        ({"memory_gb": -1}, "'memory_gb': must be at least 0"),
+        ({"deterministic": "no"}, "'deterministic': must be True or False"),
+        ({"deterministic": None}, "'deterministic': must be True or False"),
+        ({"cuda_graphs": 1}, "'cuda_graphs': must be True or False"),
     ],
 )
 def test_an_invalid_configuration_names_the_requirement(change: dict[str, Any], expected: str) -> None:

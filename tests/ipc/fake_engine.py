@@ -88,6 +88,8 @@ class FakeStream(StreamReader[Chunk]):
             self._engine.work.notify_all()
 
     def append_tokens(self, ids: Sequence[int]) -> None:
+        if min(ids) < 0:
+            raise InvalidRequest("append_tokens", min(ids), "must be token ids")
         with self._engine.work:
             self._engine.made["tokens"] += sum(ids)
             self.goal += len(ids)

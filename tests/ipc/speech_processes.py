@@ -20,7 +20,7 @@ MAX_FRAMES = 255  # of a tiny model: more chunks than credit, so that an unread 
 
 def build(folder: Path, dtype: str) -> LocalEngine:
     config = EngineConfig(max_streams=SLOTS, max_queue_seconds=TIMEOUT, pcm=True)
-    return load(folder, device="cpu", dtype=dtype, config=config).engine
+    return load(folder, device="cpu", dtype=dtype, config=config).detach_engine()
 
 
 async def assert_survives_a_kill(process: EngineProcess, engine: AsyncRemoteEngine, speech: Qwen3TTSModel) -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -249,6 +250,13 @@ async def test_keys_are_counted_over_all_servers(process: EngineProcess, engine:
         other.release_key("key")
     for key in ("key", "key", "another"):
         engine.release_key(key)
+
+
+async def test_a_key_may_have_any_limit(engine: AsyncRemoteEngine) -> None:
+    stream = await engine.submit(request(20, chunks=100))
+    assert await engine.acquire_key("key", sys.maxsize)
+    engine.release_key("key")
+    assert_complete(await read(stream), seed=20, count=100)
 
 
 async def test_counts_of_keys_survive_a_restart_of_the_engine(

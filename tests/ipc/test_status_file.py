@@ -6,6 +6,8 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from polyvox.engine.engine_status import EngineState, EngineStatus
 from polyvox.ipc.shared_record import HEADER, SIZE
 from polyvox.ipc.status_file import StatusFile
@@ -20,6 +22,23 @@ def test_a_reader_sees_what_was_written_last(tmp_path: Path) -> None:
         writer.write(EngineStatus(EngineState.RUNNING, reason="é" * SIZE))
         assert reader.read().reason.startswith("é" * 100)
     assert os.stat(tmp_path / "status").st_blocks * 512 >= SIZE  # all of its space is allocated
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("\x1b" * 2 * SIZE, "\x1b" * 100),
+        ("\U0001f600" * SIZE, "\U0001f600" * 100),
+        ("/caf\udce9 is missing", "/caf? is missing"),
+    ],
+    ids=["escapes", "wide", "undecodable"],
+)
+def test_any_reason_can_be_written(reason: str, shown: str, tmp_path: Path) -> None:
+    with closing(StatusFile(tmp_path, create=True)) as writer, closing(StatusFile(tmp_path)) as reader:
+        writer.write(
+            EngineStatus(EngineState.RESTARTING, "x" * 100, 1 / 3, reason, 1 / 3, 1e-300, 1 / 3, 10**18, 10**18)
+        )
+        assert reader.read().reason.startswith(shown)
 
 
 def test_a_read_during_writes_is_never_a_mixture(tmp_path: Path) -> None:

@@ -171,6 +171,15 @@ async def test_tokens_travel_in_order(engine: AsyncRemoteEngine) -> None:
     assert (await engine.stats())["tokens"] - before == 151_651
 
 
+async def test_rejected_tokens_end_only_their_stream(engine: AsyncRemoteEngine) -> None:
+    other = await engine.submit(request(22, chunks=100))
+    rejected = await engine.submit(request(23, text="word", live=True))
+    rejected.append_tokens([-1])
+    with pytest.raises(StreamFailed, match="must be token ids"):
+        await read(rejected)
+    assert_complete(await read(other), seed=22, count=100)
+
+
 # Values and errors
 
 

@@ -15,13 +15,14 @@ from ipc.engine_processes import RING_SAMPLES, TIMEOUT, becomes_true, request
 from ipc.fake_engine import CHUNK_SAMPLES, FakeEngine, FakeStream, chunk_samples, notify_readers
 from ipc.raw_connection import connected, next_update, submit
 from polyvox.audio.pcm import to_pcm
+from polyvox.audio.samples import Samples
 from polyvox.engine import preparation
 from polyvox.engine.interface import OnReady
 from polyvox.ipc import messages, worker_connection
 from polyvox.ipc.audio_ring import AudioRing, create_shared_memory
 from polyvox.ipc.worker_connection import MAX_STATS_REQUESTS
 from polyvox.models.info import ModelInfo
-from polyvox.models.request import Request
+from polyvox.models.request import ClonedVoice, Request
 
 pytestmark = pytest.mark.anyio
 
@@ -372,6 +373,33 @@ async def test_a_stream_that_is_cancelled_before_the_engine_accepts_it_is_cancel
         await becomes_true(cancelled)
         assert not connection._deliveries
         assert not connection._ids
+
+
+@pytest.mark.parametrize("max_inline_bytes", [worker_connection.MAX_INLINE_BYTES, 0], ids=["inline", "in-a-thread"])
+async def test_requests_do_not_wait_for_clones(max_inline_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    proceed = threading.Event()
+    engine = FakeEngine()
+    clone = engine.clone
+
+    def slow(samples: Samples, transcript: str | None = None) -> ClonedVoice:
+        assert proceed.wait(TIMEOUT)
+        return clone(samples, transcript)
+
+    monkeypatch.setattr(engine, "clone", slow)
+    monkeypatch.setattr(worker_connection, "MAX_INLINE_BYTES", max_inline_bytes)
+    async with connected(engine, RING_SAMPLES) as (_, server):
+        for id in range(10):
+            server.send(messages.Clone(id, np.ones(10, np.float32), None))
+        server.send(submit(10, request(10, chunks=1), credit=8))
+        (reply,) = (await next_update(server)).replies
+        assert isinstance(reply, messages.SubmitReply)
+        proceed.set()
+        cloned: set[int] = set()
+        while len(cloned) < 10:
+            cloned |= {
+                reply.id for reply in (await next_update(server)).replies if isinstance(reply, messages.CloneReply)
+            }
+    assert cloned == set(range(10))
 
 
 async def test_requests_beyond_the_preparation_queue_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,41 @@ def test_a_later_sentence_without_words_is_silent_and_does_not_end_the_utterance
 def test_long_form_text_with_a_sentence_in_another_script_is_read_to_its_end(phoneme_tts: TTS) -> None:
     spoken = [sentence.text for sentence in phoneme_tts.read("Hello. 日本語。 Bye.", seed=3)]
     assert spoken == ["Hello.", "日本語。", "Bye."]
-    assert phoneme_tts.model.prepare(Request("日本語。", segment=1)).max_frames == 6
+    assert phoneme_tts.model.prepare(Request("日本語。", segment=1)).silent
+    assert not phoneme_tts.model.prepare(Request("Bye.", segment=1)).silent
+
+
+@pytest.mark.parametrize("text", ["...", "日本語。", '"?!"'])
+@pytest.mark.parametrize("live", [False, True])
+def test_a_later_sentence_without_words_has_no_audio(embedded: TTS, text: str, live: bool) -> None:
+    stream = embedded.engine.submit(Request(text, seed=1, segment=1, live=live))
+    if live:
+        stream.append(" —")
+        stream.finish_text()
+    (chunk,) = stream.chunks()
+    assert chunk.final
+    assert not len(chunk.samples)
+    assert stream.result is not None
+    assert (stream.result.finish_reason, stream.result.frames) == ("stop", 0)
+
+
+def test_a_sentence_without_words_leaves_a_pause_between_its_neighbours(embedded: TTS) -> None:
+    first, without, last = embedded.read("Hello. ... Next.", seed=1, word_times=True)
+    assert (without.start, without.end, without.finish_reason) == (last.start - without.pause,) * 2 + ("stop",)
+    assert last.start == first.end + first.pause + without.pause
+    assert [[word.word for word in sentence.words] for sentence in (first, without, last)] == [
+        ["Hello."],
+        [],
+        ["Next."],
+    ]
+
+
+def test_live_text_whose_first_words_follow_marks_is_spoken(embedded: TTS) -> None:
+    stream = embedded.engine.submit(Request("... ", seed=1, segment=1, live=True, max_frames=4))
+    stream.append("日本語 — hello there ")
+    stream.finish_text()
+    samples = np.concatenate([chunk.samples for chunk in stream.chunks()])
+    assert np.abs(samples).max() > 0.01
 
 
 def test_speech_is_that_of_the_phoneme_string(phoneme_tts: TTS, loaded: Loaded) -> None:

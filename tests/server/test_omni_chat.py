@@ -125,5 +125,11 @@ def test_the_token_at_which_an_answer_is_cut_is_not_spoken() -> None:
     assert isinstance(last, Delta)
     assert (first.ids, last.ids) == ((5, 6), (5,))
     assert reader.read(b"[DONE]") == [End("length", None)]
+
+
+@pytest.mark.parametrize("token_id", [b'"x"', b"-1", b"true", b"1.5", b"1" + 30 * b"0"])
+def test_an_answer_with_something_else_than_token_ids_is_invalid(token_id: bytes) -> None:
+    reader = AnswerReader(with_ids=True)
+    reader.read(b'{"prompt_token_ids": [1, 2], "choices": [{"delta": {"content": "a"}, "token_ids": [5]}]}')
     with pytest.raises(ThinkerFailed, match="invalid data"):
-        reader.read(b'{"choices": [{"delta": {"content": "a"}, "token_ids": ["x"]}]}')
+        reader.read(b'{"choices": [{"delta": {"content": "a"}, "token_ids": [%s]}]}' % token_id)

@@ -223,7 +223,7 @@ class TargetOptions:
 
 def _build_engine(options: TargetOptions, max_streams: int, timeout: float) -> "InProcessEngine":
     """Runs in the engine's process."""
-    return options.build_tts(max_streams, timeout).engine
+    return options.build_tts(max_streams, timeout).detach_engine()
 
 
 def _num_threads() -> int:

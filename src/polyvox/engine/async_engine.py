@@ -144,7 +144,7 @@ class AsyncLocalEngine:
         return await self._answer(asyncio.wrap_future(self._queries.submit(self.engine.info)))
 
     async def clone(self, samples: Samples, transcript: str | None = None) -> ClonedVoice:
-        return await self._answer(asyncio.wrap_future(self._pool.submit(self.engine.clone, samples, transcript)))
+        return await self._answer(asyncio.wrap_future(self._pool.submit_clone(self.engine.clone, samples, transcript)))
 
     async def stats(self) -> dict[str, float]:
         return await self._answer(asyncio.wrap_future(self._queries.submit(self.engine.stats)))

@@ -3,6 +3,8 @@
 
 from dataclasses import dataclass, fields
 from math import inf
+from types import NoneType
+from typing import get_args
 
 from polyvox.errors import InvalidRequest
 
@@ -69,7 +71,11 @@ class EngineConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             minimum = minimums.get(field.name, 0) if value else 0
-            if field.type not in (int, float):
+            if value is None and NoneType in get_args(field.type):
+                continue
+            if field.type in (bool, bool | None) and not isinstance(value, bool):
+                raise InvalidRequest(field.name, value, "must be True or False")
+            if field.type not in (int, float, float | None):
                 continue
             if isinstance(value, bool) or not isinstance(value, int if field.type is int else int | float):
                 raise InvalidRequest(

@@ -219,7 +219,9 @@ class LocalEngine:
         self._check_running()
         with self._manager.counting_unread(stream.live) as unread:
             self._manager.enqueue(stream, prepared)
-        if unread is not None:
+        if prepared.silent:  # no frames: a model that is given no words babbles
+            self.request_stop(stream, StopRequest("stop"))
+        elif unread is not None:
             error = "the reader is behind real time, and another request needs the slot"
             self.request_stop(unread, StopRequest("error", error))
         self.wake()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that prepare requests and text; an event loop prepares small requests itself, for a share of its time."""
+"""Threads for requests, text and clones; an event loop prepares small requests itself, for a share of its time."""
 
 import logging
 import threading
@@ -19,8 +19,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NUM_THREADS = 4
+NUM_CLONE_THREADS = 2  # an encoder takes about a second of several cores
 NUM_TEXT_THREADS = 2  # a thread that waits for the engine's lock once can then apply many texts
 MAX_PENDING_REQUESTS = 4096  # admission control rejects before that; this bounds the memory of a burst
+MAX_PENDING_CLONES = 32  # they take about as long as a server waits for the last one
 MAX_PENDING_TEXTS = 10_000  # of one stream
 # Share of its time that an event loop may spend on small requests itself: a thread would take more CPU time to wake up
 # and to wait for the GIL than the request takes.
@@ -59,18 +61,48 @@ class InlineBudget:
         return True
 
 
+class BoundedThreads:
+    """A thread pool with a bounded queue."""
+
+    def __init__(self, num_threads: int, max_pending: int, name: str, busy: str) -> None:
+        """busy: the end of the message when the queue is full, after the number of what is pending."""
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._max_pending, self._busy = max_pending, busy
+        self._lock = threading.Lock()
+        self.num_pending = 0  # work that has not ended
+
+    def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Runs the work in a thread; raises Overloaded if too much is pending."""
+        with self._lock:
+            if self.num_pending >= self._max_pending:
+                raise Overloaded(f"{self.num_pending} {self._busy}", 1.0, "queue_full")
+            self.num_pending += 1
+        future = self._threads.submit(work, *args, **kwargs)
+        future.add_done_callback(self._finished)
+        return future
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _finished(self, _: "Future[T]") -> None:
+        with self._lock:
+            self.num_pending -= 1
+
+
 class PreparationPool:
-    """A thread pool with a bounded queue of requests, and another for text, so that requests do not wait for text.
+    """Threads with a bounded queue for requests, others for clones and for text, so that requests wait for neither.
 
     Text of accepted streams is bounded by `TextWriter`.
     """
 
     def __init__(self, num_threads: int = NUM_THREADS, max_pending: int = MAX_PENDING_REQUESTS) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="polyvox-prepare")
+        self._requests = BoundedThreads(
+            num_threads, max_pending, "polyvox-prepare", "requests are already being prepared."
+        )
+        self._clones = BoundedThreads(
+            NUM_CLONE_THREADS, MAX_PENDING_CLONES, "polyvox-clone", "voices are already being cloned."
+        )
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="polyvox-prepare-text")
-        self._max_pending = max_pending
-        self._lock = threading.Lock()
-        self._pending = 0
         self._inline = InlineBudget()
 
     def run_inline(self, work: Callable[[], T]) -> "Future[T] | None":
@@ -78,7 +110,7 @@ class PreparationPool:
 
         Only the event loop calls it, while no request waits for a thread.
         """
-        return None if self._pending else self._inline.run(work)
+        return None if self._requests.num_pending else self._inline.run(work)
 
     def run_text_inline(self, work: Callable[[], None]) -> bool:
         """Applies small text of an accepted stream in the caller's thread; False if it has no time for it.
@@ -88,26 +120,21 @@ class PreparationPool:
         return self._inline.spend(work)
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Runs the work in a thread; raises Overloaded if too many requests are pending."""
-        with self._lock:
-            if self._pending >= self._max_pending:
-                raise Overloaded(f"{self._pending} requests are already being prepared.", 1.0, "queue_full")
-            self._pending += 1
-        future = self._threads.submit(work, *args, **kwargs)
-        future.add_done_callback(self._finished)
-        return future
+        """Prepares a request in a thread; raises Overloaded if too many requests are pending."""
+        return self._requests.submit(work, *args, **kwargs)
+
+    def submit_clone(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Clones a voice in a thread; raises Overloaded if too many clones are pending."""
+        return self._clones.submit(work, *args, **kwargs)
 
     def submit_text(self, work: Callable[[], None]) -> None:
         """Applies text in a thread, without the bound."""
         self._text_threads.submit(work)
 
     def close(self) -> None:
-        for threads in (self._threads, self._text_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
-
-    def _finished(self, _: "Future[T]") -> None:
-        with self._lock:
-            self._pending -= 1
+        self._requests.close()
+        self._clones.close()
+        self._text_threads.shutdown(wait=False, cancel_futures=True)
 
 
 class TextWriter:

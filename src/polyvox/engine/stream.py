@@ -132,6 +132,8 @@ class LocalStream(StreamReader[BufferedChunk], StreamState):
 
     def append(self, text: str) -> None:
         """More text for a live request."""
+        if not isinstance(text, str):
+            raise InvalidRequest("text", text, "must be a string")
         self._append(text, last=False)
 
     def append_rows(self, rows: NDArray[np.float32], last: bool = False) -> None:

@@ -70,7 +70,7 @@ class AppendRows(Message, frozen=True):
 
 class AppendTokens(Message, frozen=True):
     id: Id
-    tokens: list[Id]
+    tokens: list[int]  # the model checks them, so that invalid ones end their stream only
 
 
 class FinishText(Message, frozen=True):
@@ -91,7 +91,7 @@ class Consumed(Message, frozen=True):
 class AcquireKey(Message, frozen=True):
     id: Id
     key: Key
-    limit: Count
+    limit: Id  # a setting without an upper bound
 
 
 class ReleaseKey(Message, frozen=True):

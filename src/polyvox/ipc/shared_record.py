@@ -16,7 +16,7 @@ import msgspec
 
 T = TypeVar("T")
 
-SIZE = 4096  # bytes
+SIZE = 8192  # bytes
 HEADER = struct.Struct("<II")  # length and checksum of the encoded value
 READ_ATTEMPTS = 100  # a reader may meet a write, which takes microseconds
 

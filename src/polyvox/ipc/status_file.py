@@ -8,7 +8,7 @@ from polyvox.engine.engine_load import EngineLoad
 from polyvox.engine.engine_status import EngineState, EngineStatus
 from polyvox.ipc.shared_record import SharedRecord
 
-MAX_REASON_CHARS = 800  # at most 4 bytes each
+MAX_REASON_CHARS = 800  # at most 6 bytes each in JSON, which must fit into the record
 
 
 class StatusFile(SharedRecord[EngineStatus]):
@@ -19,7 +19,8 @@ class StatusFile(SharedRecord[EngineStatus]):
         super().__init__(folder / "status", EngineStatus(EngineState.STARTING), create)
 
     def write(self, status: EngineStatus) -> None:
-        super().write(replace(status, reason=status.reason[:MAX_REASON_CHARS]))
+        reason = status.reason[:MAX_REASON_CHARS].encode(errors="replace").decode()  # it may name a path of any bytes
+        super().write(replace(status, reason=reason))
 
 
 class LoadFile(SharedRecord[EngineLoad]):

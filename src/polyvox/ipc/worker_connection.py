@@ -159,10 +159,16 @@ class WorkerConnection:
         def clone() -> messages.CloneReply:
             return messages.CloneReply(message.id, self._engine.clone(message.samples, message.transcript))
 
-        self._prepare(message.id, clone, on_cloned)
+        self._prepare(message.id, clone, on_cloned, self._pool.submit_clone)
 
-    def _prepare(self, id: int, work: Callable[[], T], on_done: Callable[[int, "Future[T]"], None]) -> None:
-        """Does the work in a thread of the pool, then calls on_done in the loop."""
+    def _prepare(
+        self,
+        id: int,
+        work: Callable[[], T],
+        on_done: Callable[[int, "Future[T]"], None],
+        start: Callable[[Callable[[], T]], "Future[T]"] | None = None,
+    ) -> None:
+        """Does the work in a thread of the pool, then calls on_done in the loop. start: by default that of requests."""
 
         def finished(job: "Future[T]") -> None:
             if not job.cancelled():
@@ -175,7 +181,7 @@ class WorkerConnection:
             return work()
 
         try:
-            self._pool.submit(unless_closed).add_done_callback(finished)
+            (start or self._pool.submit)(unless_closed).add_done_callback(finished)
         except Exception as error:
             self._deliveries.pop(id, None)
             self._reply_error(id, error)

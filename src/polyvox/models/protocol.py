@@ -71,6 +71,7 @@ class PreparedRequest:
     tokens: int  # of the text
     generator_payload: GeneratorPayload
     vocoder_context: VocoderContext | None = None  # speech continues a recording
+    silent: bool = False  # the text has no words, so the stream ends without audio
 
 
 class StreamingTokenizer(Protocol):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a request that all model families share."""
 
+from dataclasses import fields
+
 from polyvox.errors import InvalidRequest
 from polyvox.models.request import MAX_CHUNK_FRAMES, SEED_LIMIT, Request, Sampling
 
@@ -18,8 +20,11 @@ def check_text(field: str, value: object) -> None:
         raise InvalidRequest(field, value, requirement, SPLIT_HINT)
 
 
-def check_numbers(request: Request, max_positions: int) -> None:
-    """Raises InvalidRequest for a number out of bounds. max_positions: of the model."""
+def check_options(request: Request, max_positions: int) -> None:
+    """Raises InvalidRequest for a number out of bounds or a switch that is no bool. max_positions: of the model."""
+    for field in fields(request):
+        if field.type is bool and not isinstance(value := getattr(request, field.name), bool):
+            raise InvalidRequest(field.name, value, "must be True or False")
     if request.max_frames is not None:
         _check_integer("max_frames", request.max_frames, 1, max_positions)
     if request.seed is not None:

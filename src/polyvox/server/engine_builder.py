@@ -47,7 +47,7 @@ def build_engine(settings: Settings, replica: int | None = None, gpu: str | None
 
     replica: its index if there are several. gpu: the only one that it may use, as a value of CUDA_VISIBLE_DEVICES.
     """
-    return load_model(settings, replica, gpu).engine
+    return load_model(settings, replica, gpu).detach_engine()
 
 
 class LocalEngineBuilder:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
 import msgspec
@@ -223,6 +223,9 @@ class OpenAIThinker:
         return ThinkerTimeout(f"{what} {seconds:g} s", limit)
 
 
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
 class _Function(msgspec.Struct):
     name: str | None = None
     arguments: str | None = None
@@ -338,12 +341,13 @@ def _array(value: Any, data: bytes) -> NDArray[np.float32] | None:
 
 
 def _ids(value: object, data: bytes) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
-        if value is None:
-            hint = "Start vLLM or SGLang with a version that supports return_token_ids."
-            raise ThinkerFailed(f"The LLM returns no token ids, which the model needs. {hint}")
-        raise _invalid(data)
-    return tuple(value)
+    if value is None:
+        hint = "Start vLLM or SGLang with a version that supports return_token_ids."
+        raise ThinkerFailed(f"The LLM returns no token ids, which the model needs. {hint}")
+    try:
+        return msgspec.convert(value, tuple[_TokenId, ...])
+    except msgspec.ValidationError:
+        raise _invalid(data) from None
 
 
 def _invalid(data: bytes) -> ThinkerFailed:

@@ -22,7 +22,7 @@ from polyvox.models.qwen3_omni.config import OmniConfig
 from polyvox.models.qwen3_omni.model import Qwen3Omni
 from polyvox.models.qwen3_omni.prompt import OmniPrompt, build_prompt, media_tokens, read_tokens, rotary_offsets
 from polyvox.models.request import AUTO, ClonedVoice, Request, ThinkerPrompt
-from polyvox.models.request_checks import SPLIT_HINT, check_numbers, check_text
+from polyvox.models.request_checks import SPLIT_HINT, check_options, check_text
 from polyvox.models.streaming_tokenizer import TextStreamTokenizer
 from polyvox.models.talker_generator import MAX_OFFSET_ROWS, NEVER, SamplingPayload, TalkerGenerator, frame_limits
 from polyvox.models.tokenizer import TextTokenizer
@@ -170,7 +170,7 @@ class Qwen3OmniModel:
             raise InvalidRequest("language", request.language, (AUTO,))
         if request.layout not in (None, "streaming"):
             raise InvalidRequest("layout", request.layout, ("streaming",))
-        check_numbers(request, self.config.talker.max_positions)
+        check_options(request, self.config.talker.max_positions)
         self._speaker(request)
         if request.thinker_prompt is not None:
             if request.text or not request.live:

@@ -22,7 +22,7 @@ from polyvox.models.qwen3_tts.model import Qwen3TTS
 from polyvox.models.qwen3_tts.prompt import Reference, build_prompt, languages
 from polyvox.models.qwen3_tts.voice_genders import VOICE_GENDERS
 from polyvox.models.request import ClonedVoice, Request
-from polyvox.models.request_checks import MAX_TEXT, SPLIT_HINT, check_numbers, check_text
+from polyvox.models.request_checks import MAX_TEXT, SPLIT_HINT, check_options, check_text
 from polyvox.models.streaming_tokenizer import TextStreamTokenizer
 from polyvox.models.talker_generator import NEVER, SamplingPayload, TalkerGenerator, frame_limits
 from polyvox.models.tokenizer import TextTokenizer
@@ -31,7 +31,6 @@ from polyvox.text.phonemes import unmark_phonemes
 # A live text has no length yet: two minutes, unless the request has a limit.
 LIVE_MAX_FRAMES = 1500
 MAX_CACHED_VOICES = 32
-SILENT_FRAMES = 6  # of a text without words: half a second
 NO_CODES: NDArray[np.int64] = np.zeros((0, 0), np.int64)
 # For errors: a published model with each capability.
 PUBLISHED: dict[Capability, str] = {
@@ -161,8 +160,6 @@ class Qwen3TTSModel:
             raise InvalidRequest("text", request.text, requirement)
         requested = min(request.max_frames or config.max_frames, positions_left)
         expected, longest = frame_limits(len(unmark_phonemes(request.text).encode()))
-        if self.tokenizer.is_silent(tokens):
-            longest = SILENT_FRAMES
         if live:
             expected, longest = NEVER, request.max_frames or LIVE_MAX_FRAMES
             # Without the row that closes the text: it is written when the text is finished.
@@ -184,6 +181,7 @@ class Qwen3TTSModel:
                 request.seed or 0, request.segment, request.sampling or config.sampling, expected
             ),
             vocoder_context=voice.context if voice is not None else None,
+            silent=self.tokenizer.is_silent(tokens),
         )
 
     def text_ids(self, ids: list[int], last: bool) -> list[int]:
@@ -222,7 +220,7 @@ class Qwen3TTSModel:
             raise InvalidRequest("instructions", request.instructions, "is not supported by this model", hint)
         if not isinstance(request.language, str):
             raise InvalidRequest("language", request.language, languages(self.config))
-        check_numbers(request, self.config.talker.max_positions)
+        check_options(request, self.config.talker.max_positions)
         if request.layout not in (None, "whole", "streaming"):
             raise InvalidRequest("layout", request.layout, ("whole", "streaming"))
         return self._voice(request)
