@@ -8,6 +8,7 @@ from polyvox.text.parts import Note
 from polyvox.text.position_map import PositionMap
 
 MAX_PAUSE = 10.0  # seconds
+MAX_SILENCE = 60.0  # seconds of the pauses between two words
 STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.25, "medium": 0.5, "strong": 1.0, "x-strong": 1.5}
 # Opening and closing tags of content that is never spoken.
 HIDDEN = {
