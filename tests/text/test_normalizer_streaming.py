@@ -153,6 +153,7 @@ def cut(text: str, positions: Sequence[int]) -> list[str]:
 
 @given(TEXTS, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from(RULES))
 @example("Es 3,50 € am\n" + "x" * 2000, [700], RULES[0])
+@example('<break time="1s"/>Ich habe 3 Brüder.', [15], RULES[0])
 @settings(max_examples=400, deadline=None)
 def test_chunks_do_not_change_parts_and_notes(text: str, positions: list[int], rules: TextRules) -> None:
     whole = read([text], rules)

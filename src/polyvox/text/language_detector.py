@@ -201,6 +201,9 @@ def detect(text: str, ends: bool, inherited: str | None, default: str) -> str | 
     boundary = next((end for end in ends_found if end[0] == "\n" or _LETTER.search(text, 0, end.start() + 1)), None)
     stop = boundary.start() + 1 if boundary else min(len(text), MAX_LOOKAHEAD)
     is_whole = boundary is not None or ends or len(text) > MAX_LOOKAHEAD
+    opening = text.rfind("<", 0, stop)
+    if not is_whole and opening >= 0 and text.find(">", opening, stop) < 0:
+        stop = opening  # a tag that is not complete: its words are not of the text
     expected = inherited or default
     scores = {expected: _INHERITED if inherited else _DEFAULT}
     num_han = num_kana = 0
