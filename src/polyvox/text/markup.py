@@ -21,7 +21,8 @@ HIDDEN = {
 
 SPAN = re.compile(
     r"`(?P<code>[^`\n]+)`(?!`)|``(?P<code2>[^\n]+?)``(?!`)"
-    r"|(?P<image>!?)\[(?P<label>[^\[\]\n]*)\](?:\((?P<url>(?:[^()\n]|\([^()\n]*\))*)\)|\[(?P<reference>[^\[\]\n]*)\])?"
+    r"|(?P<image>!?)\[(?P<label>(?=(?P<pause>\s*pause\b)?)[^\[\]\n]*)\]"
+    r"(?:\((?P<url>(?:[^()\n]|\([^()\n]*\))*)\)|(?(pause)(?!)|\[(?!\s*pause\b)(?P<reference>[^\[\]\n]*)\]))?"
     r"|<(?P<element>sub(?=\s+alias)|say-as|phoneme)(?P<attributes>\s[^<>\n]*)?>(?P<content>[^<>\n]*)</(?P=element)\s*>"
     r"|<(?P<link>(?:https?|mailto):[^<>\s]+|[^<>\s@]+@[^<>\s@]+)>"
     r"|<(?P<close>/?)(?!(?<=<)(?:sub\s+alias|say-as\b|phoneme\b))(?P<tag>[A-Za-z][A-Za-z0-9:-]*)(?P<inside>[^<>\n]*)>",
