@@ -265,8 +265,7 @@ class Utterance:
                 if chunk.times is not None and self._streams.num_submitted == 1:
                     self._streams.first_packet.chunk = chunk.times
                 if silence:
-                    # The rate of speaking does not shorten it.
-                    for quiet in self._silence(silence * segment.rate, timeline):
+                    for quiet in self._silence(silence, timeline):
                         yield quiet
                     silence = 0.0
                 chunk_seconds = len(chunk.audio) / self._service.engine.sample_rate
@@ -349,9 +348,12 @@ class Utterance:
         return data if file is None else file
 
     def _silence(self, seconds: float, timeline: SpeechTimeline | None) -> Iterator[TimedText | Pcm]:
-        """Silence in pieces, so that a reader's backpressure applies to it; it ends when the utterance is cancelled."""
+        """Silence in pieces, so that a reader's backpressure applies to it; it ends when the utterance is cancelled.
+
+        The rate of speaking does not shorten it.
+        """
         sample_rate = self._service.engine.sample_rate
-        remaining = round(seconds * sample_rate)
+        remaining = round(seconds * self._rate * sample_rate)
         while remaining and not self._cancelled:
             quiet = np.zeros(min(remaining, round(SILENCE_PIECE * sample_rate)), np.int16)
             remaining -= len(quiet)
