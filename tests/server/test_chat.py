@@ -86,6 +86,16 @@ def test_a_stream_without_the_option_has_no_usage(client: httpx.Client, llm: Scr
     assert all("usage" not in chunk for chunk in streamed(client))
 
 
+@pytest.mark.parametrize("usage", [b"", b'data: {"choices": [], "usage": {"prompt_tokens": 7}}\n\n'])
+def test_an_llm_may_close_its_stream_without_done(usage: bytes, client: httpx.Client, llm: ScriptedLLM) -> None:
+    end = b'data: {"choices": [{"delta": {}, "finish_reason": "length"}]}\n\n'
+    llm.script = Script(["Hello", " there.", end + usage], finish_reason=None)
+    chunks = streamed(client, stream_options={"include_usage": True})
+    assert text_of(chunks) == transcript_of(chunks) == "Hello there."
+    assert len(audio_of(chunks)) >= 2 * CHUNK_SAMPLES * 2
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "length"
+
+
 @pytest.mark.parametrize("format", ["wav", "mp3", "flac", "opus", "aac", "pcm16"])
 def test_a_whole_answer_is_one_object_with_a_file(format: str, client: httpx.Client, llm: ScriptedLLM) -> None:
     response = client.post(PATH, json=body(audio={"voice": "heart", "format": format}))

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ipc.engine_processes import eventually
 from ipc.fake_engine import LENGTH
@@ -280,6 +280,26 @@ def test_closing_a_flushed_context_finishes_it_and_closing_twice_cancels_it(
         websocket.send(context_id="nobody", close_context=True)
         websocket.send(close_socket=True)
         assert websocket.closed() == 1000
+
+
+@pytest.mark.parametrize("fields", [{}, {"flush": True}])
+def test_an_empty_text_for_a_context_that_was_closed_opens_no_other(
+    fields: dict[str, bool], server: RunningServer, engine: PausableEngine
+) -> None:
+    engine.resume(3)
+    with connect_websocket(server, SEVERAL) as websocket:
+        begin(websocket, "a")
+        websocket.send(context_id="a", flush=True)
+        websocket.send(context_id="a", close_context=True)
+        websocket.send(text="", context_id="a", **fields)
+        websocket.send(text=" ", context_id="b")  # handled after it
+        websocket.send(context_id="b", close_context=True)
+        websocket.final("b")
+        engine.resume()
+        websocket.final("a")
+        websocket.send(close_socket=True)
+        with pytest.raises(ConnectionClosed):  # another context would end first
+            websocket.receive()
 
 
 def test_an_error_belongs_to_its_context(server: RunningServer, engine: PausableEngine) -> None:

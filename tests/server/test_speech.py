@@ -4,6 +4,7 @@
 import base64
 import io
 import json
+import socket
 import wave
 from contextlib import closing
 from typing import Any
@@ -327,6 +328,47 @@ def test_a_failure_during_streaming_is_visible_to_the_client() -> None:
         *_, last = events(server.speak(client, stream_format="sse"))
         assert last["type"] == "speech.audio.error"
         assert last["error"]["message"] == "the device is gone"
+
+
+def over_http_1_0(server: RunningServer, path: str, **fields: Any) -> tuple[socket.socket, bytes]:
+    """A connection after the headers of the response, and them; a body is sent if there are fields."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    body = json.dumps(fields).encode() if fields else b""
+    method = b"POST" if fields else b"GET"
+    connection.sendall(b"%s %s HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % (method, path.encode(), len(body)) + body)
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = connection.recv(1)
+        assert byte, head
+        head += byte
+    assert b" 200 OK" in head
+    return connection, head
+
+
+def test_http_1_0_has_no_chunks_and_still_streams(engine: PausableEngine, server: RunningServer) -> None:
+    fields = {"input": "Hello there.", "response_format": "pcm", "seed": 7, "max_new_tokens": LONG}
+    engine.resume(FIRST)
+    connection, head = over_http_1_0(server, "/v1/audio/speech", **fields)
+    with closing(connection):
+        received = connection.recv(1000)
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert engine.streams == 1  # it cannot have ended: the rest of it is not made
+        engine.resume()
+        while part := connection.recv(100_000):
+            received += part
+    assert received == expected(7, LONG)
+    connection, head = over_http_1_0(server, "/livez")
+    with closing(connection):
+        assert b"content-length" in head
+        assert b"".join(iter(lambda: connection.recv(1000), b"")) == b"alive\n"
+
+
+def test_a_failure_during_streaming_resets_a_connection_of_http_1_0() -> None:
+    with closing(FailingEngine()) as engine, serving(engine) as server:
+        connection, _ = over_http_1_0(server, "/v1/audio/speech", input="Hi.", response_format="pcm")
+        with closing(connection), pytest.raises(ConnectionResetError):
+            list(iter(lambda: connection.recv(1000), b""))
 
 
 def test_the_record_of_a_finished_request_can_be_read(client: httpx.Client) -> None:

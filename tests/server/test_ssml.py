@@ -52,6 +52,12 @@ def test_prosody_changes_the_length_of_its_words_and_not_of_breaks(client: httpx
     assert size == pytest.approx(2.5 * SENTENCE + 2 * SAMPLE_RATE, abs=SAMPLE_RATE * 0.02)
 
 
+@pytest.mark.parametrize("rate", [0.5, 2.0])
+def test_prosody_does_not_change_a_break_at_the_end(client: httpx.Client, rate: float) -> None:
+    audio = speak(client, f"<speak><prosody rate='{rate}'>One.<break time='1s'/></prosody></speak>")
+    assert len(audio) == pytest.approx(SENTENCE / rate + SAMPLE_RATE, abs=SAMPLE_RATE * 0.02)
+
+
 def test_malformed_ssml_is_rejected_with_its_position(client: httpx.Client, engine: PausableEngine) -> None:
     num_requests = len(engine.requests)
     answer = client.post("/v1/audio/speech", json={"input": "<speak>One. <break></speak>"})

@@ -81,6 +81,26 @@ def test_the_form_goes_to_the_stt_server_with_its_model_and_key(client: httpx.Cl
     assert request.headers["authorization"] == f"Bearer {KEY}"
 
 
+@pytest.mark.parametrize("name", ["Größe 1.wav", "名前 2.wav", "100%20.wav", "a\\b.wav"])
+def test_the_stt_server_receives_the_name_of_the_file(name: str, client: httpx.Client, stt: ScriptedSTT) -> None:
+    response = client.post(PATH, files={"file": (name, WAV, "audio/wav")}, data={name: "x"})
+    assert response.status_code == 200, response.text
+    assert stt.requests[0].file_name == name
+    assert (name, "x") in stt.requests[0].fields
+
+
+def test_a_line_break_in_a_name_adds_no_header(client: httpx.Client, stt: ScriptedSTT) -> None:
+    def part(name: bytes, more: bytes, content: bytes) -> bytes:
+        return b'--x\r\ncontent-disposition: form-data; name="' + name + b'"' + more + b"\r\n\r\n" + content + b"\r\n"
+
+    body = part(b"prompt\na: b", b"", b"hi") + part(b"file", b'; filename="a\nb: c"', WAV) + b"--x--\r\n"
+    response = client.post(PATH, content=body, headers={"content-type": "multipart/form-data; boundary=x"})
+    assert response.status_code == 200, response.text
+    (request,) = stt.requests
+    assert (request.file, request.file_name) == (WAV, "a_b: c")
+    assert ("prompt_a: b", "hi") in request.fields
+
+
 @pytest.mark.parametrize(
     ("format", "content_type", "part"),
     [

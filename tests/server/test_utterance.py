@@ -162,6 +162,29 @@ def test_live_text_is_synthesised_as_it_arrives(engine: PausableEngine) -> None:
     assert outcome.language == "english"
 
 
+@pytest.mark.parametrize("rate", ["", "<prosody rate='slow'>"])
+def test_silence_comes_in_pieces_of_a_second(rate: str, engine: PausableEngine) -> None:
+    """A reader's backpressure applies between them, and a cancellation ends the silence."""
+
+    async def test(service: SynthesisService) -> None:
+        utterance = await service.start(SynthesisOptions(live=True, format="pcm"), "silent")
+        utterance.append(f"{rate}{'[pause:10s] ' * 3} Hello. {'[pause:10s] ' * 3}")
+        utterance.finish()
+        pieces = [piece async for piece in utterance.audio()]
+        assert max(map(len, pieces)) <= 2 * 24_000 * 1.5  # slow speech makes a piece longer
+        assert utterance.playing_seconds == pytest.approx(60, abs=5)
+
+        cancelled = await service.start(SynthesisOptions(live=True, format="pcm"), "cancelled")
+        cancelled.append(f"Hello. {'[pause:10s] ' * 3}")
+        cancelled.finish()
+        async for piece in cancelled.audio():
+            if not any(piece):
+                cancelled.cancel()
+        assert cancelled.playing_seconds < 3
+
+    assert [outcome.finish_reason for outcome in spoken(engine, test)] == ["stop", "cancelled"]
+
+
 def test_live_text_without_words_finishes_at_once(engine: PausableEngine) -> None:
     async def test(service: SynthesisService) -> None:
         utterance = await service.start(SynthesisOptions(live=True, format="pcm"), "empty")

@@ -260,6 +260,7 @@ BAD = [
     '{"type": "session.config", "speed": 99}',
     '{"type": "session.config", "timestamp_granularities": ["letter"]}',
     '{"type": "session.config", "split_granularity": "word"}',
+    '{"type": "session.config", "split_granularity": "token", "non_streaming_mode": true}',
     '{"type": "session.config", "response_format": "pcm", "sample_rate": 7}',
     '{"type": "session.config", "ref_audio": "data:,x"}',
     '{"a": ' * 5000,

@@ -138,6 +138,24 @@ def test_streamed_text_gives_the_same_audio_as_one_text(client: WyomingClient, e
     assert [request.text for request in engine.requests] == ["Hello there.", "How are you?", "Fine, thanks."]
 
 
+@pytest.mark.parametrize(
+    ("fields", "last"), [({"text_format": "text"}, "audio-stop"), ({"text_format": "ssml"}, "error"), ({}, "error")]
+)
+def test_plain_text_is_not_parsed_as_ssml(fields: dict[str, Any], last: str, client: WyomingClient) -> None:
+    client.send("synthesize", text="<speak> is the root.", **fields)
+    types = [client.receive()[0]]
+    while types[-1] not in ("audio-stop", "error"):
+        types.append(client.receive()[0])
+    assert types[-1] == last
+
+
+def test_streamed_text_has_a_format_too(client: WyomingClient) -> None:
+    client.send("synthesize-start", text_format="text")
+    client.send("synthesize-chunk", text="<speak> is the root.")
+    client.send("synthesize-stop")
+    assert client.until("synthesize-stopped")[1]
+
+
 def test_audio_starts_before_the_text_ends(client: WyomingClient) -> None:
     client.send("synthesize-start")
     client.send("synthesize-chunk", text="Hello there. And then we ")

@@ -79,6 +79,20 @@ def test_pauses_are_limited() -> None:
     assert notes == [Note("pause", '<break time="20s"/>'), Note("malformed", "[pause:soon]")]
 
 
+def test_the_pauses_between_two_words_are_limited_in_all() -> None:
+    tag = "[pause:10s]"
+    parts, notes = read(f"One {' '.join([tag] * 4)} - <prosody rate='slow'>{' '.join([tag] * 3)} two. {tag}")
+    pauses = [part.seconds for part in parts if isinstance(part, Pause)]
+    assert (sum(pauses), parts[-2:]) == (70.0, [Words("two."), Pause(10.0)])
+    assert notes == [Note("pause", tag)]
+
+
+def test_a_flush_does_not_permit_more_silence() -> None:
+    normalizer = TextNormalizer()
+    parts = [part for _ in range(10) for part in [*normalizer.append("[pause:10s]"), *normalizer.flush()]]
+    assert parts == [Pause(10.0)] * 6
+
+
 def test_omissions_are_noted() -> None:
     text = "<think>secret</think>A <b>b</b> [c](http://d.example) ![e](f.png)\n```sh\nrm\n```\n😂😂 \ue000 https://g.com/?q=1"
     _, notes = read(text)

@@ -16,6 +16,7 @@ from polyvox.text import (
     Lexicon,
     Note,
     Part,
+    Pause,
     Pronunciation,
     TextNormalizer,
     TextRules,
@@ -75,6 +76,8 @@ SHARDS = [
         "<sub alias='q'>ab</sub>",
         "[pause:1s]",
         "[pause",
+        "[pause:1s][pause:2s]",
+        '<break time="1s"/>' * 30,
         "<break time='x'/>",
         "|---|",
         "- [x] ",
@@ -153,6 +156,7 @@ def cut(text: str, positions: Sequence[int]) -> list[str]:
 
 @given(TEXTS, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from(RULES))
 @example("Es 3,50 € am\n" + "x" * 2000, [700], RULES[0])
+@example('<break time="1s"/>Ich habe 3 Brüder.', [15], RULES[0])
 @settings(max_examples=400, deadline=None)
 def test_chunks_do_not_change_parts_and_notes(text: str, positions: list[int], rules: TextRules) -> None:
     whole = read([text], rules)
@@ -310,6 +314,8 @@ PATHOLOGICAL = [
         "1/2 ",
         "Mon.-",
         "CA 1",
+        "[pause:1s]",
+        "<b>",
     ),
 ]
 
@@ -370,6 +376,25 @@ def test_the_buffer_is_small_for_a_token_stream() -> None:
         pending.append(stream.num_pending)
     assert sum(pending) / len(pending) < 14
     assert max(pending) < 64
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[pause:1s][pause:2s]Hi.", [Pause(1.0), Pause(2.0), Words("Hi.")]),
+        ("Go[ pause ][later][Pause 1s](now", [Words("Go"), Pause(0.5), Words("(later)"), Pause(1.0), Words("(now")]),
+        ("[a][b][pause:1s]", [Words("a"), Pause(1.0)]),
+        ("Click [pause](https://a.example) now.", [Words("Click pause now.")]),
+        ("[pause:10ms]" * 500 + "Hi.", [Pause(0.01)] * 500 + [Words("Hi.")]),
+        ("Relax." + '<break time="10ms"/>' * 60 + "Hi.", [Words("Relax."), *[Pause(0.01)] * 60, Words("Hi.")]),
+        ("x" * 505 + "<break time='1s' />y", [Words("x" * 505), Pause(1.0), Words("y")]),
+        ("x" * 509 + "<sub alias='y z'>q r</sub>.", [Words("x" * 509 + " y z.")]),
+    ],
+)
+def test_adjacent_tags_are_read_one_by_one(text: str, expected: list[Part], size: int) -> None:
+    parts, _ = read([text[at : at + size] for at in range(0, len(text), size)])
+    assert parts == expected
 
 
 @pytest.mark.parametrize("tag", ["<think>", "<thinking>", "<!--", "<script>"])

@@ -239,10 +239,11 @@ class InlineNormalizer:
         if seconds is None:
             self.note("malformed", source)
             return
-        if seconds > markup.MAX_PAUSE:
+        allowed = min(markup.MAX_PAUSE, markup.MAX_SILENCE - self._writer.silence)
+        if seconds > allowed:
             self.note("pause", source)
-        if seconds > 0:
-            self._writer.pause(min(seconds, markup.MAX_PAUSE))
+        if min(seconds, allowed) > 0:
+            self._writer.pause(min(seconds, allowed))
 
     def _entity(self, entity: re.Match[str]) -> int:
         char = UnicodeCleaner().append(markup.unescape(entity[0]), end=True)

@@ -8,6 +8,7 @@ from polyvox.text.parts import Note
 from polyvox.text.position_map import PositionMap
 
 MAX_PAUSE = 10.0  # seconds
+MAX_SILENCE = 60.0  # seconds of the pauses between two words
 STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.25, "medium": 0.5, "strong": 1.0, "x-strong": 1.5}
 # Opening and closing tags of content that is never spoken.
 HIDDEN = {
@@ -31,7 +32,8 @@ _ATTRIBUTES = (
 # A tag has attributes after its name, other words are text: "a<b and c>d". A malformed pause or rate is never spoken.
 SPAN = re.compile(
     r"`(?P<code>[^`\n]+)`(?!`)|``(?P<code2>[^\n]+?)``(?!`)"
-    r"|(?P<image>!?)\[(?P<label>[^\[\]\n]*)\](?:\((?P<url>(?:[^()\n]|\([^()\n]*\))*)\)|\[(?P<reference>[^\[\]\n]*)\])?"
+    r"|(?P<image>!?)\[(?P<label>(?=(?P<pause>\s*pause\b)?)[^\[\]\n]*)\]"
+    r"(?:\((?P<url>(?:[^()\n]|\([^()\n]*\))*)\)|(?(pause)(?!)|\[(?!\s*pause\b)(?P<reference>[^\[\]\n]*)\]))?"
     r"|<(?P<element>sub(?=\s+alias)|say-as|phoneme)(?P<attributes>\s[^<>\n]*)?>(?P<content>[^<>\n]*)</(?P=element)\s*>"
     r"|<(?P<link>(?:https?|mailto):[^<>\s]+|[^<>\s@]+@[^<>\s@]+)>"
     r"|<(?P<close>/?)(?!(?<=<)(?:sub\s+alias|say-as\b|phoneme\b))(?P<tag>[A-Za-z][A-Za-z0-9:-]*+)"

@@ -31,6 +31,7 @@ class PartWriter:
         self._comma = False
         self._after_words = False
         self._after_pause = False
+        self.silence = 0.0  # seconds of pauses since the last letter or digit
 
     def raw(self, text: str) -> None:
         """Text that was not changed. Runs of spaces become one."""
@@ -87,6 +88,7 @@ class PartWriter:
             self._unmarked.clear()
 
     def pause(self, seconds: float) -> None:
+        self.silence += seconds
         self._split(Pause(seconds))
 
     def rate(self, value: float) -> None:
@@ -137,6 +139,8 @@ class PartWriter:
             if not text:
                 return
             self._after_pause = False
+        if self.silence and any(map(str.isalnum, text)):
+            self.silence = 0.0
         apart = apart and not (_UNSPACED.match(self._last) and _UNSPACED.match(text))
         gap = self._gap or (" " if apart else "")
         if self._comma and self._last not in _ENDS:

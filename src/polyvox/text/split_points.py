@@ -12,6 +12,7 @@ MAX_SPAN = 256  # characters in which a bracket, tag or code span must close, on
 WINDOW = MAX_SEGMENT + MAX_SPAN + 1  # characters that decide about a split point
 
 _CJK_STOPS = "。！？，、；："
+_SPACE_OR_SPAN = re.compile(r"[ \[<`]")
 _ALNUM = re.compile(r"[^\W_]+")
 _OPENS_FORMULA = r"\$(?=[^\s$])|\\[(\[]|\\[dt]?frac|\\sqrt"
 _MAX_DOLLARS = 68  # characters in which $…$ must close
@@ -39,10 +40,24 @@ class SplitPointFinder:
         found = self._search(text, end, line_start)
         if found is not None and found <= MAX_SEGMENT:
             return found
-        if found is None and len(text) <= MAX_SEGMENT + MAX_SPAN and not end:
+        if len(text) < WINDOW and not end:
             return None
-        space = text.rfind(" ", 1, MAX_SEGMENT)
-        return space if space > 0 else MAX_SEGMENT
+        return self._forced(text, end)
+
+    def _forced(self, text: str, end: bool) -> int:
+        """The last position up to MAX_SEGMENT that is a space or an end of a span, and not within a span."""
+        at = found = 0
+        while opening := _SPACE_OR_SPAN.search(text, at, MAX_SEGMENT):
+            position = opening.start()
+            if opening[0] == " ":
+                at, found = position + 1, position
+                continue
+            after = self._span(text, position, end)
+            assert after is not None, "the window decides about each span that opens in the segment"
+            at = after
+            if at > position + 1:
+                found = at if at <= MAX_SEGMENT else position
+        return found or MAX_SEGMENT
 
     def _search(self, text: str, end: bool, line_start: bool) -> int | None:
         at = 0

@@ -130,7 +130,7 @@ class OpenAIThinker:
             for data in found:
                 for event in reader.read(data):
                     yield event
-        raise ThinkerFailed("The LLM ended its answer without a finish reason.")
+        yield reader.end()
 
     async def _read(self, response: aiohttp.ClientResponse, deadline: float, started: bool) -> bytes:
         """The next bytes; empty at the end."""
@@ -250,7 +250,10 @@ class _Choice(msgspec.Struct):
 
 
 class AnswerReader:
-    """Turns the chunks of one streamed chat completion into events. The End follows `[DONE]`, after the usage."""
+    """Turns the chunks of one streamed chat completion into events.
+
+    The End follows `[DONE]`, after the usage. Some servers close the response without it: then call `end`.
+    """
 
     def __init__(self, with_ids: bool) -> None:
         self._with_ids = with_ids
@@ -262,9 +265,7 @@ class AnswerReader:
     def read(self, data: bytes) -> list[ThinkerEvent]:
         """The events of one chunk; raises ThinkerFailed if it is not one."""
         if data.strip() == DONE:
-            if self._finish_reason is None:
-                raise ThinkerFailed("The LLM ended its answer without a finish reason.")
-            return [End(self._finish_reason, self._usage)]
+            return [self.end()]
         try:
             chunk = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -283,6 +284,12 @@ class AnswerReader:
         for choice in choices:
             events += self._read_choice(chunk, choice, data)
         return events
+
+    def end(self) -> End:
+        """The end of the answer; raises ThinkerFailed if its finish reason has not arrived."""
+        if self._finish_reason is None:
+            raise ThinkerFailed("The LLM ended its answer without a finish reason.")
+        return End(self._finish_reason, self._usage)
 
     def _read_choice(self, chunk: dict[str, Any], choice: dict[str, Any], data: bytes) -> list[ThinkerEvent]:
         try:

@@ -4,6 +4,7 @@
 import asyncio
 import io
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 MAX_JSON_BYTES = 16_000_000  # of a transcript with the times of its words: hours of speech
 JSON_TYPE = "application/json"
 RESPONSE_TYPES = (JSON_TYPE, "text/plain", "text/event-stream", "text/vtt", "text/srt", "application/x-subrip")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 SpeechTask = Literal["transcriptions", "translations"]
 Fields = Sequence[tuple[str, str]]
@@ -163,12 +165,12 @@ class Transcriber:
 
     async def _connect(self, url: str, fields: Fields, recording: Recording) -> aiohttp.ClientResponse:
         async def send() -> aiohttp.ClientResponse:
-            form = aiohttp.FormData()  # can be sent once only
+            # It can be sent once only. Quoted names are percent-encoded, which servers do not decode.
+            form = aiohttp.FormData(quote_fields=False)
             for name, value in fields:
-                form.add_field(name, value)
-            form.add_field(
-                "file", io.BytesIO(recording.content), filename=recording.name, content_type=recording.content_type
-            )
+                form.add_field(_header_value(name), value)
+            name = _header_value(recording.name)
+            form.add_field("file", io.BytesIO(recording.content), filename=name, content_type=recording.content_type)
             return await self._session.post(url, data=form, allow_redirects=False)
 
         try:
@@ -276,6 +278,11 @@ class _Transcript(msgspec.Struct):
     language: Any = None
     duration: Any = None
     usage: Any = None
+
+
+def _header_value(text: str) -> str:
+    """A name for the header of a form's part: a line break in it would begin another header."""
+    return _CONTROL.sub("_", text)
 
 
 async def _whole(data: bytes) -> AsyncGenerator[bytes]:

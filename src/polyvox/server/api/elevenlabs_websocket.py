@@ -195,7 +195,8 @@ class ContextSession:
             elif text.strip():
                 raise InvalidRequest("context_id", name, "the context has failed; flush or close it first")
             return True
-        if not text and name not in self._contexts:
+        existing = self._contexts.get(name)
+        if not text and (existing is None or existing.text_ended.is_set()):
             return True  # a keep-alive message
         self._append(self._context(name, message), text, bool(message.flush))
         return True

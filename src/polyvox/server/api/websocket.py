@@ -137,6 +137,8 @@ class Session:
     async def _configure(self, message: dict[str, Any]) -> None:
         state, request_id = self._connection.state, self._connection.request_id
         config = validate(SessionConfig, {name: value for name, value in message.items() if name != "type"})
+        if config.split_granularity == "token" and config.non_streaming_mode:
+            raise InvalidRequest("non_streaming_mode", True, "must be false with split_granularity token")
         ignored = IgnoredFields(is_strict(self._connection.query.get("strict", "")))
         separate_files = config.split_granularity != "none"
         granularity: Granularity = config.split_granularity if config.split_granularity != "none" else "sentence"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connection-level limits that ASGI cannot express: large or late request headers, and clients that stop reading."""
+"""What ASGI cannot express: large or late request headers, clients that stop reading, bodies for HTTP/1.0."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
@@ -41,6 +41,22 @@ def reset(transport: asyncio.Transport) -> None:
     if connection is not None and (not transport.is_closing() or transport.get_write_buffer_size()):  # is open
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
     transport.abort()
+
+
+class UnchunkedCycle(RequestResponseCycle):
+    """A response to HTTP/1.0, which has no chunks: a body of unknown length ends with the connection."""
+
+    _until_close = False
+
+    async def send(self, message: Any) -> None:
+        """For uvicorn a body without chunks has a length: here each part is all that it expects."""
+        if message["type"] == "http.response.start":
+            self._until_close = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if self._until_close:
+                self.chunked_encoding = False
+        elif self._until_close and message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class TimeoutProtocol(HttpToolsProtocol):
@@ -110,6 +126,8 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._num_active += 1
         self.scope[RESET] = partial(close_and_reset, self.transport)  # type: ignore[literal-required]
         super().on_headers_complete()
+        if self.cycle is not None and self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UnchunkedCycle  # uvicorn makes it, and its task has not begun
 
     def on_body(self, body: bytes) -> None:
         self._header_bytes = 0

@@ -92,8 +92,10 @@ class ClientResponse(Response):
             await _end_connection(scope, receive)
         elif error is not None:
             raise error
-        elif write.incomplete and not responding.cancelled():  # it failed: a body without its end shows it
-            await _end_connection(scope, receive, self._state.settings.reader_timeout)
+        elif write.incomplete and not responding.cancelled():
+            # It failed: a body without its end shows it. In HTTP/1.0 the connection ends every body, so it is reset.
+            ends_bodies = scope.get("http_version") == "1.0"
+            await _end_connection(scope, receive, 0.0 if ends_bodies else self._state.settings.reader_timeout)
 
 
 async def read_parts(file: SpooledFile, synthesis: SynthesisService) -> AsyncGenerator[bytes]:

@@ -3,7 +3,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, ParamSpec
 
@@ -35,6 +35,7 @@ APPEND_CHARS = 1000  # characters that are normalised at once: a long text must 
 # The next segment is submitted when this fraction of the current one is generated, estimated from its bytes of text:
 # early enough to avoid a gap, late enough that an utterance rarely uses two slots.
 PREFETCH_FRACTION, SECONDS_PER_BYTE = 0.6, 0.072
+SILENCE_PIECE = 1.0  # seconds of silence that are encoded at once
 UtteranceEvent = Segment | TimedText | bytes | SpooledFile
 BY_SEVERITY: tuple[FinishReason, ...] = ("stop", "length", "runaway", "cancelled", "error")
 
@@ -264,11 +265,9 @@ class Utterance:
                 if chunk.times is not None and self._streams.num_submitted == 1:
                     self._streams.first_packet.chunk = chunk.times
                 if silence:
-                    quiet = self._silence(silence * segment.rate)  # the rate of speaking does not shorten it
+                    for quiet in self._silence(silence, timeline):
+                        yield quiet
                     silence = 0.0
-                    if timeline is not None:
-                        yield timeline.silence(len(quiet))
-                    yield quiet
                 chunk_seconds = len(chunk.audio) / self._service.engine.sample_rate
                 seconds += chunk_seconds
                 if (seconds >= prefetch_after or chunk.final) and not self._streams.has_next and not self._cancelled:
@@ -288,10 +287,7 @@ class Utterance:
                 yield await self._service.alignments.push(timeline, np.zeros(0, np.float32), final=True)
         if self._cancelled:
             return
-        if self._segments.trailing_silence:
-            quiet = self._silence(self._segments.trailing_silence)
-            if self._timeline is not None:
-                yield self._timeline.silence(len(quiet))
+        for quiet in self._silence(self._segments.trailing_silence, self._timeline):
             yield quiet
         if self._timeline is not None and (rest := self._segments.rest_of_text()) is not None:
             timed = self._timeline.finish(rest)
@@ -351,9 +347,20 @@ class Utterance:
             self._note_first_audio()
         return data if file is None else file
 
-    def _silence(self, seconds: float) -> Pcm:
-        self.record.audio_seconds += seconds
-        return np.zeros(round(seconds * self._service.engine.sample_rate), np.int16)
+    def _silence(self, seconds: float, timeline: SpeechTimeline | None) -> Iterator[TimedText | Pcm]:
+        """Silence in pieces, so that a reader's backpressure applies to it; it ends when the utterance is cancelled.
+
+        The rate of speaking does not shorten it.
+        """
+        sample_rate = self._service.engine.sample_rate
+        remaining = round(seconds * self._rate * sample_rate)
+        while remaining and not self._cancelled:
+            quiet = np.zeros(min(remaining, round(SILENCE_PIECE * sample_rate)), np.int16)
+            remaining -= len(quiet)
+            self.record.audio_seconds += len(quiet) / sample_rate
+            if timeline is not None:
+                yield timeline.silence(len(quiet))
+            yield quiet
 
     def _note_first_audio(self) -> None:
         if self.record.first_audio is None:

@@ -117,7 +117,7 @@ class WyomingSession:
             self._current.finish()
             self._current = None
         await self._finish_sending()
-        options = self._parse_options(event.data.get("voice") or {})
+        options = self._parse_options(event)
         await self.state.synthesis.validate(options)
         request_id = f"{self._id}.{self._num_utterances}"
         self._num_utterances += 1
@@ -125,7 +125,8 @@ class WyomingSession:
         self._sending = asyncio.create_task(self._send_audio(utterance, streamed))
         return utterance
 
-    def _parse_options(self, voice: Any) -> SynthesisOptions:
+    def _parse_options(self, event: Event) -> SynthesisOptions:
+        voice = event.data.get("voice") or {}
         if not isinstance(voice, dict):
             raise InvalidRequest("voice", voice, "must be an object")
         name, language = voice.get("speaker") or voice.get("name"), voice.get("language")
@@ -134,7 +135,11 @@ class WyomingSession:
                 raise InvalidRequest(field, value, "must be a string")
         ignored = IgnoredFields()
         options = SynthesisOptions(
-            voice=name, language=parse_language(language, self.state.info, ignored), format="pcm", live=True
+            voice=name,
+            language=parse_language(language, self.state.info, ignored),
+            format="pcm",
+            live=True,
+            ssml=event.data.get("text_format") != "text",  # without a format, text that starts with <speak> is SSML
         )
         ignored.report(self._id)
         return options
