@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ElevenLabs' endpoints for voices: list, search, clone from recordings, edit and delete."""
 
-from functools import partial
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,12 +10,15 @@ from fastapi.responses import JSONResponse
 
 from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest, UnknownVoice
+from polyvox.models.request import ClonedVoice
 from polyvox.server.api.openai import NOTICE_HEADER
 from polyvox.server.app_state import AppState, State
 from polyvox.server.default_voices import substitute
 from polyvox.server.forms import FORM_TYPE, FormFile, check_content_type, parse_form
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.requests import parse_integer, read_body, request_id_of
+from polyvox.voices import Voice
+from polyvox.voices.voice import new_voice
 
 router = APIRouter()
 
@@ -91,7 +94,16 @@ async def add_voice(request: Request, state: State) -> JSONResponse:
     await _check_name(state, name)
     if not files:
         raise InvalidRequest(RECORDING_FIELDS[0], NOT_SHOWN, "must have a recording")
-    await _clone(state, name, files, fields.get("description"), headers)
+    voice, seconds = await _clone(state, files, headers)
+    await state.synthesis.in_thread(
+        state.voices.library.add,
+        name,
+        voice,
+        state.info.identity,
+        source=files[0].name,
+        seconds=seconds,
+        description=fields.get("description"),
+    )
     return JSONResponse({"voice_id": name, "requires_verification": False}, headers=headers)
 
 
@@ -102,13 +114,17 @@ async def edit_voice(request: Request, state: State, voice_id: str) -> JSONRespo
     library = state.voices.library
     _check_not_built_in(state, "voice_id", voice_id)
     found = await state.synthesis.in_thread(library.get, voice_id)
-    name = fields.get("name") or found.name
-    if name.lower() != found.name.lower():
+    if (name := fields.get("name") or found.name).lower() != found.name.lower():
         await _check_name(state, name)
-    description = fields.get("description", found.description)
-    if files:
-        await _clone(state, found.name, files, description, headers, replace=True)
-    await state.synthesis.in_thread(library.edit, found.name, name, description)
+    cloned, seconds = await _clone(state, files, headers) if files else (None, None)
+
+    def change(voice: Voice) -> Voice:
+        name, description = fields.get("name") or voice.name, fields.get("description", voice.description)
+        if cloned is None:
+            return replace(voice, name=name, description=description)
+        return new_voice(name, cloned, state.info.identity, None, files[0].name, seconds, description)
+
+    await state.synthesis.in_thread(library.edit, found.name, change)
     return JSONResponse({"status": "ok"}, headers=headers)
 
 
@@ -141,24 +157,16 @@ def _check_not_built_in(state: AppState, field: str, name: str) -> None:
         raise InvalidRequest(field, name, "is a built-in voice, which cannot be changed")
 
 
-async def _clone(
-    state: AppState,
-    name: str,
-    files: list[FormFile],
-    description: str | None,
-    headers: dict[str, str],
-    replace: bool = False,
-) -> None:
-    """Adds a voice, or replaces it. A notice about the recording is added to the headers."""
+async def _clone(state: AppState, files: list[FormFile], headers: dict[str, str]) -> tuple[ClonedVoice, float]:
+    """The voice and the length of its recording. A notice about the recording is added to the headers."""
 
     def read() -> Samples:
         return np.concatenate([state.recordings.decode(file.content) for file in files])
 
     voice, seconds, notice = await state.synthesis.clone(read, None)
-    add = partial(state.voices.library.add, source=files[0].name, seconds=seconds, description=description)
-    await state.synthesis.in_thread(add, name, voice, state.info.identity, replace=replace)
     if notice is not None:
         headers[NOTICE_HEADER] = notice
+    return voice, seconds
 
 
 async def _find(state: AppState, voice_id: str) -> dict[str, Any]:
