@@ -16,6 +16,7 @@ from polyvox.server.app_state import AppState, State
 from polyvox.server.default_voices import substitute
 from polyvox.server.forms import FORM_TYPE, FormFile, check_content_type, parse_form
 from polyvox.server.ignored_fields import IgnoredFields
+from polyvox.server.middleware.auth import is_anonymous
 from polyvox.server.requests import parse_integer, read_body, request_id_of
 from polyvox.voices import Voice
 from polyvox.voices.voice import new_voice
@@ -41,12 +42,13 @@ SORT_FIELDS = ("name", "created_at_unix")
 
 
 @router.get("/v1/voices", summary="The voices in ElevenLabs' format.")
-async def list_voices(state: State) -> JSONResponse:
-    return JSONResponse({"voices": await _voices(state), "has_more": False})
+async def list_voices(request: Request, state: State) -> JSONResponse:
+    return JSONResponse({"voices": await _voices(request, state), "has_more": False})
 
 
 @router.get("/v2/voices", summary="Search the voices, in ElevenLabs' format and in pages.")
 async def search_voices(
+    request: Request,
     state: State,
     voice_ids: Annotated[list[str], Query(default_factory=list)],
     search: str = "",
@@ -59,7 +61,7 @@ async def search_voices(
     if not 1 <= page_size <= MAX_PAGE:
         raise InvalidRequest("page_size", page_size, f"must be between 1 and {MAX_PAGE}")
     start = parse_integer("next_page_token", next_page_token or "0", "must be the token of the previous page")
-    found = [voice for voice in await _voices(state) if _matches(voice, search.lower(), category, voice_ids)]
+    found = [voice for voice in await _voices(request, state) if _matches(voice, search.lower(), category, voice_ids)]
     if sort in SORT_FIELDS:
         found.sort(key=lambda voice: voice[sort] or 0, reverse=sort_direction == "desc")
     end = start + page_size
@@ -74,13 +76,13 @@ async def default_settings() -> JSONResponse:
 
 
 @router.get("/v1/voices/{voice_id}", summary="One voice in ElevenLabs' format.")
-async def get_voice(state: State, voice_id: str) -> JSONResponse:
-    return JSONResponse(await _find(state, voice_id))
+async def get_voice(request: Request, state: State, voice_id: str) -> JSONResponse:
+    return JSONResponse(await _find(request, state, voice_id))
 
 
 @router.get("/v1/voices/{voice_id}/settings", summary="Settings of a voice in ElevenLabs' format; only speed is used.")
-async def get_settings(state: State, voice_id: str) -> JSONResponse:
-    await _find(state, voice_id)
+async def get_settings(request: Request, state: State, voice_id: str) -> JSONResponse:
+    await _find(request, state, voice_id)
     return JSONResponse(DEFAULT_SETTINGS)
 
 
@@ -169,9 +171,9 @@ async def _clone(state: AppState, files: list[FormFile], headers: dict[str, str]
     return voice, seconds
 
 
-async def _find(state: AppState, voice_id: str) -> dict[str, Any]:
+async def _find(request: Request, state: AppState, voice_id: str) -> dict[str, Any]:
     """The voice with an id, or the one that a default voice of ElevenLabs maps to."""
-    voices = {voice["voice_id"].lower(): voice for voice in await _voices(state)}
+    voices = {voice["voice_id"].lower(): voice for voice in await _voices(request, state)}
     if (found := voices.get(voice_id.lower())) is None:
         name = substitute(voice_id, state.info, [voice["voice_id"] for voice in voices.values()])
         found = None if name is None else voices[name.lower()]
@@ -181,8 +183,9 @@ async def _find(state: AppState, voice_id: str) -> dict[str, Any]:
     return found
 
 
-async def _voices(state: AppState) -> list[dict[str, Any]]:
-    found = await state.synthesis.in_thread(state.voices.list)
+async def _voices(request: Request, state: AppState) -> list[dict[str, Any]]:
+    """All voices; without description and date for callers without a key where keys are configured."""
+    found = await state.synthesis.in_thread(state.voices.list, is_anonymous(request))
     return [
         {
             "voice_id": voice["id"],
