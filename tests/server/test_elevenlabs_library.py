@@ -79,6 +79,17 @@ def test_a_voice_can_be_cloned_edited_and_deleted(cloning: RunningServer) -> Non
         assert client.delete("/v1/voices/Ida").status_code == 404
 
 
+def test_new_recordings_keep_the_consent_and_the_description(cloning: RunningServer) -> None:
+    with cloning.client() as client:
+        fields = {"name": "Olga", "consent": "signed by Olga", "speaker_description": "warm"}
+        assert client.post("/v1/audio/voices", data=fields, files={"audio_sample": recording()}).status_code == 201
+        edited = client.post("/v1/voices/Olga/edit", files={"files": ("b.flac", recording(3))})
+        assert edited.status_code == 200
+        found = client.get("/v1/audio/voices/Olga").json()
+        assert (found["consent"], found["speaker_description"]) == ("signed by Olga", "warm")
+        assert found["seconds"] == pytest.approx(3.0)
+
+
 def test_a_name_in_use_and_a_missing_recording_are_rejected(cloning: RunningServer) -> None:
     with cloning.client() as client:
         sample = {"files": ("a.flac", recording())}

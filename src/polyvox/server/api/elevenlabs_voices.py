@@ -111,7 +111,7 @@ async def add_voice(request: Request, state: State) -> JSONResponse:
 
 @router.post("/v1/voices/{voice_id}/edit", openapi_extra={"requestBody": _REQUEST_BODY}, summary="Change a voice.")
 async def edit_voice(request: Request, state: State, voice_id: str) -> JSONResponse:
-    """The body is a form. A new name is a new id. Recordings replace those of the voice."""
+    """The body is a form. A new name is a new id. Recordings replace those of the voice; its consent stays."""
     fields, files, headers = await _read_form(request, state)
     library = state.voices.library
     _check_not_built_in(state, "voice_id", voice_id)
@@ -124,7 +124,7 @@ async def edit_voice(request: Request, state: State, voice_id: str) -> JSONRespo
         name, description = fields.get("name") or voice.name, fields.get("description", voice.description)
         if cloned is None:
             return replace(voice, name=name, description=description)
-        return new_voice(name, cloned, state.info.identity, None, files[0].name, seconds, description)
+        return new_voice(name, cloned, state.info.identity, voice.consent, files[0].name, seconds, description)
 
     await state.synthesis.in_thread(library.edit, found.name, change)
     return JSONResponse({"status": "ok"}, headers=headers)
