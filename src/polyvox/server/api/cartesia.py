@@ -72,6 +72,8 @@ def parse_options(body: BytesRequest, state: AppState, request_id: str) -> Synth
     """Raises InvalidRequest."""
     voice, ignored = body.voice.id if body.voice else None, IgnoredFields()
     format = body.output_format or CartesiaFormat()
+    if format.container == "wav" and format.encoding != "pcm_s16le":
+        raise InvalidRequest("output_format.encoding", format.encoding, "must be pcm_s16le in the container wav")
     options = SynthesisOptions(
         voice=None if voice is None or OWN_VOICE.fullmatch(voice.lower()) else voice,
         language=parse_language(body.language, state.info, ignored),
