@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
 from polyvox.errors import InvalidRequest, Overloaded, OverloadReason, PolyvoxError
-from polyvox.server.validation import field_error
+from polyvox.server.validation import field_error, parameter_error
 
 MIN_RETRY_AFTER = 0.1  # seconds
 # The engine's field names as the OpenAI endpoints call them.
@@ -134,9 +134,12 @@ async def reject(error: PolyvoxError, request_id: str, scope: Scope, receive: Re
 def validation_error(error: RequestValidationError, model: type[BaseModel] | None) -> APIError:
     """The error for FastAPI's first finding. model: the type of the body."""
     first = error.errors()[0]
-    if first["loc"] == ("body",) or model is None:  # empty, or not an object
+    if first["loc"][0] != "body":
+        found = parameter_error(first)
+    elif first["loc"] == ("body",) or model is None:  # empty, or not an object
         return APIError(400, "invalid_json", "The body must be a JSON object.")
-    found = field_error(model, first, prefix=1)
+    else:
+        found = field_error(model, first, prefix=1)
     return APIError(422, "missing_field" if found.missing else "invalid_field", found.message, found.field)
 
 
