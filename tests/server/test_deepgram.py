@@ -61,11 +61,18 @@ def test_the_bit_rate_of_mp3_is_honoured(client: httpx.Client) -> None:
         ("encoding=linear16&container=none&bit_rate=48000", "bit_rate"),
         ("encoding=mp3&bit_rate=7", "bit_rate"),
         ("encoding=mp3&bit_rate=x", "bit_rate"),
+        ("encoding=linear16&container=none&sample_rate=7", "sample_rate"),
     ],
 )
 def test_an_unsupported_combination_is_rejected(query: str, param: str, client: httpx.Client) -> None:
     rejected = client.post(f"/v1/speak?{query}", json={"text": "Hi."})
     assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("query", "text", "param"), [("", " ", "text"), ("model=nobody", "Hi.", "model")])
+def test_an_error_names_the_parameter_of_deepgram(query: str, text: str, param: str, client: httpx.Client) -> None:
+    rejected = client.post(f"/v1/speak?{query}", json={"text": text})
+    assert (rejected.status_code // 100, rejected.json()["error"]["param"]) == (4, param)
 
 
 def test_text_is_spoken_until_each_flush_in_order(server: RunningServer, engine: PausableEngine) -> None:

@@ -99,6 +99,11 @@ def test_a_name_in_use_and_a_missing_recording_are_rejected(cloning: RunningServ
         empty = client.post("/v1/voices/add", files={"name": (None, "Empty")})
         assert (empty.status_code, empty.json()["error"]["param"]) == (400, "files")
         assert client.post("/v1/voices/add", json={"name": "JSON"}).status_code == 415
+        for path in ("/v1/voices/add", "/v1/voices/Twice/edit"):
+            damaged = client.post(path, data={"name": "Damaged"}, files={"files": ("a.flac", b"noise")})
+            assert (damaged.status_code, damaged.json()["error"]["param"]) == (400, "files")
+        unknown = client.delete("/v1/voices/Nobody")
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "voice_id")
 
 
 def test_a_model_that_cannot_clone_says_so(client: httpx.Client) -> None:

@@ -134,9 +134,14 @@ def test_an_existing_voice_is_replaced_only_on_request(client: httpx.Client) -> 
         ({"name": "anna", "speaker_embedding": [1, 2]}, 400, "speaker_embedding"),
         ({"name": "anna", "speaker_embedding": ["x"]}, 422, "speaker_embedding"),
         ({"name": "anna", "audio_sample": "AAAA", "speaker_embedding": [1, 2, 3, 4]}, 400, "audio_sample"),
-        ({"name": "anna", "audio_sample": "AAAA"}, 400, "ref_audio"),
-        ({"name": "anna", "audio_sample": "not base64!"}, 400, "ref_audio"),
-        ({"name": "anna", "audio_sample": base64.b64encode(bytes(210_000)).decode()}, 400, "ref_audio"),
+        ({"name": "anna", "audio_sample": "AAAA"}, 400, "audio_sample"),
+        (
+            {"name": "anna", "speaker_embedding": [1] * 4, "speaker_description": "\x1b"},
+            400,
+            "speaker_description",
+        ),
+        ({"name": "anna", "audio_sample": "not base64!"}, 400, "audio_sample"),
+        ({"name": "anna", "audio_sample": base64.b64encode(bytes(210_000)).decode()}, 400, "audio_sample"),
     ],
 )
 def test_an_invalid_voice_is_rejected(body: object, status: int, param: str, client: httpx.Client) -> None:

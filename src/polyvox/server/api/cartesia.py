@@ -19,7 +19,7 @@ from polyvox.server.app_state import AppState, State
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.languages import parse_language
 from polyvox.server.requests import JSONRoute, RequestModel, request_id_of, validate
-from polyvox.server.responses import error_body
+from polyvox.server.responses import CARTESIA_FIELDS, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import SpeechResponse
 
@@ -165,6 +165,6 @@ class CartesiaSession(LiveSession):
 
     async def send_error(self, error: PolyvoxError, utterance: LiveUtterance | None = None) -> None:
         context = self._context if utterance is None else self._names.get(utterance)
-        text = error_body(error, {"text": "transcript", "format": "output_format"})["error"]["message"]
+        text = error_body(error, CARTESIA_FIELDS)["error"]["message"]
         message = {"type": "error", "done": True, "error": text, "status_code": error.status, "context_id": context}
         await self.connection.send_json(message, utterance)

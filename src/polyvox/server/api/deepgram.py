@@ -18,7 +18,7 @@ from polyvox.server.api.websocket_connection import (
 )
 from polyvox.server.app_state import State
 from polyvox.server.requests import JSONRoute, RequestModel, parse_integer, request_id_of
-from polyvox.server.responses import error_body
+from polyvox.server.responses import DEEPGRAM_FIELDS, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import SpeechResponse
 
@@ -138,5 +138,5 @@ class DeepgramSession(LiveSession):
     async def send_error(self, error: PolyvoxError, utterance: LiveUtterance | None = None) -> None:
         if utterance is not None and utterance is self._current:
             self._current = None
-        message = error_body(error, {"voice": "model", "format": "encoding"})["error"]["message"]
+        message = error_body(error, DEEPGRAM_FIELDS)["error"]["message"]
         await self.connection.send_json({"type": "Error", "description": message, "code": error.code}, utterance)
