@@ -2,9 +2,11 @@
 """Where a library keeps its files: a folder, or the URL of an object store (remote_store.py)."""
 
 import errno
+import fcntl
 import os
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISREG
 from typing import Protocol
@@ -44,6 +46,12 @@ class FileStore(Protocol):
     def replace(self, name: str, data: bytes) -> None:
         """Writes a file, whether the name exists or not."""
 
+    def update(self, name: str, max_bytes: int, change: Callable[[bytes], tuple[str, bytes]]) -> None:
+        """Replaces a file by the name and the content that `change` returns for its content.
+
+        Raises FileNotFoundError, and FileExistsError for another name that exists.
+        """
+
     def remove(self, name: str) -> None:
         """Deletes a file. Raises FileNotFoundError."""
 
@@ -55,7 +63,7 @@ class FileStore(Protocol):
 
 
 class FolderStore:
-    """The files of a folder. A change is visible at once to all processes."""
+    """The files of a folder. A change is visible at once to all processes; they change it one after another."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,17 +95,27 @@ class FolderStore:
 
     def add(self, name: str, data: bytes) -> None:
         """Through a hard link, which fails if the name exists."""
-        self._write(name, data, new=True)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._locked():
+            self._write(name, data, new=True)
 
     def replace(self, name: str, data: bytes) -> None:
         """Through a rename."""
-        self._write(name, data, new=False)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._locked():
+            self._write(name, data, new=False)
+
+    def update(self, name: str, max_bytes: int, change: Callable[[bytes], tuple[str, bytes]]) -> None:
+        """A process that is killed in between leaves both names."""
+        with self._locked():
+            new_name, data = change(self.read(name, max_bytes)[1])
+            self._write(new_name, data, new=new_name != name)
+            if new_name != name:
+                self._remove(name)
 
     def remove(self, name: str) -> None:
-        (self.folder / name).unlink()
-        with suppress(OSError):
-            sync_folder(self.folder)
-        self.sweep()
+        with self._locked():
+            self._remove(name)
 
     def sweep(self) -> int:
         return sweep_partials(self.folder)
@@ -105,8 +123,26 @@ class FolderStore:
     def subfolder(self, name: str) -> "FolderStore":
         return FolderStore(self.folder / name)
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keeps other writers out, of all processes. The kernel releases the lock of a process that ends."""
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # some network file systems cannot lock a folder: there the later write wins
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have inherited the descriptor
+            os.close(descriptor)
+
+    def _remove(self, name: str) -> None:
+        (self.folder / name).unlink()
+        with suppress(OSError):
+            sync_folder(self.folder)
+        self.sweep()
+
     def _write(self, name: str, data: bytes, new: bool) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = write_partial(self.folder, data)
         try:
             if new:

@@ -8,7 +8,8 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fsspec.core import url_to_fs
@@ -37,6 +38,7 @@ class RemoteStore:
         self._fs, self._root = _open(self._url)
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # of the thread that reads the list
+        self._writing = threading.RLock()  # of the thread that changes a file
         self._versions: dict[str, object] | None = None  # the last list, with the writes since
         self._expires_at = 0.0
         self._num_writes = 0
@@ -62,6 +64,24 @@ class RemoteStore:
     def replace(self, name: str, data: bytes) -> None:
         self._write(name, lambda: self._fs.pipe_file(f"{self._root}/{name}", data))
 
+    def update(self, name: str, max_bytes: int, change: Callable[[bytes], tuple[str, bytes]]) -> None:
+        """Between the threads of this process; of a change by another one meanwhile, the later write wins.
+
+        If another process removes the file meanwhile, no file is left under the new name.
+        """
+        path = f"{self._root}/{name}"
+        with self._locked():
+            new_name, data = change(self._call(lambda: bytes(self._fs.cat_file(path, 0, max_bytes))))
+            if new_name == name:
+                self.replace(name, data)
+                return
+            self.add(new_name, data)
+            try:
+                self.remove(name)
+            except FileNotFoundError:
+                self.remove(new_name)
+                raise
+
     def remove(self, name: str) -> None:
         path = f"{self._root}/{name}"
 
@@ -79,11 +99,22 @@ class RemoteStore:
     def subfolder(self, name: str) -> "RemoteStore":
         return RemoteStore(f"{self._url}/{name}", self._clock)
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keeps the other writers of this process out."""
+        if not self._writing.acquire(timeout=CALL_TIMEOUT):
+            raise OSError(errno.ETIMEDOUT, f"the store did not answer within {CALL_TIMEOUT:g} s")
+        try:
+            yield
+        finally:
+            self._writing.release()
+
     def _write(self, name: str, write: Callable[[], None], exists: bool = True) -> None:
         """exists: whether the file exists afterwards."""
         written = False
         try:
-            self._call(write)
+            with self._locked():
+                self._call(write)
             written = True
         finally:
             with self._lock:

@@ -179,3 +179,37 @@ def test_texts_of_rejected_requests_are_not_logged(engine: PausableEngine, caplo
         "Invalid value for 'input'",
     }
     assert "private" not in str([vars(record) for record in caplog.records])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/audio/speech/batch", {"items": "private"}),
+        ("/v1/chat/completions", {"messages": "private"}),
+        ("/v1/chat/completions", {"messages": ["private"]}),
+        ("/v1/text-to-dialogue", {"inputs": "private"}),
+        ("/v1/text-to-dialogue", {"inputs": [{"text": ["private"], "voice_id": "heart"}]}),
+        ("/v1/pronunciation-dictionaries/add-from-rules", {"name": "Terms", "rules": "private"}),
+        ("/v1/pronunciation-dictionaries/add-from-rules", {"name": "Terms", "rules": ["private"]}),
+        ("/v1/audio/speech", {"input": "Hi.", "references": [["private"]]}),
+        ("/v1/audio/speech", {"input": "Hi.", "speed": "a private text"}),
+        ("/v1/speak", {"text": ["private"]}),
+        ("/tts/bytes", {"transcript": ["private"]}),
+    ],
+)
+def test_a_text_in_the_wrong_type_is_not_logged(
+    path: str, body: dict[str, Any], client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+    client.post(path, json=body)
+    (line,) = lines(caplog)
+    assert "Invalid value for" in line.error
+    assert "private" not in str([vars(record) for record in caplog.records])
+
+
+def test_a_number_and_a_word_are_logged(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    for fields, value in (({"speed": 9.5}, "(got 9.5)."), ({"response_format": "wma"}, "(got 'wma').")):
+        caplog.clear()
+        client.post("/v1/audio/speech", json={"input": "Hi.", **fields})
+        (line,) = lines(caplog)
+        assert value in line.error

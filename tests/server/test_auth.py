@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
+import numpy as np
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from ipc.fake_engine import ABOUT, SAMPLE_RATE
 from polyvox.errors import InvalidRequest
+from polyvox.models.request import ClonedVoice
 from polyvox.server import recordings
 from polyvox.server.recordings import RecordingReader, is_public
 from polyvox.server.settings import Settings
+from polyvox.voices import VoiceLibrary
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
 from server.websocket_clients import connect_websocket
@@ -50,6 +53,31 @@ def test_only_public_endpoints_respond_without_a_key(engine: PausableEngine) -> 
         assert client.delete("/v1/audio/voices/x").status_code == 401
         body = client.get("/metrics", headers={"xi-api-key": "right"}).text
         assert 'polyvox_requests_total{outcome="rejected"} 13.0' in body
+
+
+def test_callers_without_a_key_see_no_texts_of_public_voices(tmp_path: Path) -> None:
+    VoiceLibrary(tmp_path).add(
+        "anna",
+        ClonedVoice(np.ones(48, np.float32), np.ones((2, 6), np.int64), "a transcript"),
+        ABOUT.identity,
+        consent="signed by Anna",
+        source="anna.wav",
+        description="a voice",
+    )
+    settings = Settings(api_keys=["right"], public=["voices"], voices_dir=tmp_path)
+    with closing(PausableEngine(ABOUT)) as engine, serving(engine, settings) as server, server.client() as client:
+        public = {"id": "anna", "name": "anna", "object": "audio.voice", "type": "audio_sample"}
+        assert client.get("/v1/audio/voices").json()["data"][-1] == client.get("/v1/audio/voices/anna").json() == public
+        for path in ("/v1/voices", "/v2/voices", "/v1/voices/anna"):
+            body = client.get(path).text
+            assert "anna" in body
+            for secret in ("a transcript", "signed", "a voice"):
+                assert secret not in body
+        assert client.get("/v2/voices?search=a%20voice").json()["voices"] == []
+        key = {"xi-api-key": "right"}
+        assert client.get("/v1/audio/voices/anna", headers=key).json()["consent"] == "signed by Anna"
+        assert client.get("/v1/audio/voices", headers=key).json()["data"][-1]["ref_text"] == "a transcript"
+        assert client.get("/v1/voices/anna", headers=key).json()["description"] == "a voice"
 
 
 SOCKETS = ("/v1/audio/speech/stream", *(f"/v1/text-to-speech/heart/{kind}stream-input" for kind in ("", "multi-")))

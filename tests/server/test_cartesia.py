@@ -41,6 +41,11 @@ def test_a_request_is_spoken_in_the_requested_format(client: httpx.Client, engin
     assert (engine.requests[-1].voice, engine.requests[-1].language) == ("michael", "english")
     wav = {**body, "output_format": {"container": "wav", "encoding": "pcm_s16le", "sample_rate": 16_000}}
     assert client.post("/tts/bytes", json=wav).content.startswith(b"RIFF")
+    telephone = {**body, "output_format": {"container": "wav", "encoding": "pcm_mulaw", "sample_rate": 8_000}}
+    rejected = client.post("/tts/bytes", json=telephone)
+    assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "output_format.encoding")
+    empty = client.post("/tts/bytes", json={**body, "transcript": " "})
+    assert (empty.status_code, empty.json()["error"]["param"]) == (400, "transcript")
     floats = {**body, "output_format": {**RAW, "encoding": "pcm_f32le"}}
     assert client.post("/tts/bytes", json=floats).status_code == 422
 

@@ -267,6 +267,23 @@ def test_the_voice_may_be_named_beside_the_audio(
 
 
 @pytest.mark.parametrize(
+    "fields", [{"response_format": "mp3"}, {"timestamp_granularities": ["word"]}], ids=lambda fields: next(iter(fields))
+)
+def test_parameters_of_speech_that_an_answer_does_not_have_are_named(
+    fields: dict[str, Any],
+    client: httpx.Client,
+    llm: ScriptedLLM,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("polyvox.server.synthesis.utterance.SpeechTimeline", None)  # so no words are aligned
+    (name,) = fields
+    answer = client.post(PATH, json=body(audio={"voice": "michael", **fields}))
+    assert (answer.status_code, answer.headers.get("x-polyvox-ignored")) == (200, f"audio.{name}")
+    rejected = client.post(f"{PATH}?strict=1", json=body(audio={"voice": "michael", **fields}))
+    assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, f"audio.{name}")
+
+
+@pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
         ({"n": 2}, 400, "n"),

@@ -79,6 +79,17 @@ def test_a_voice_can_be_cloned_edited_and_deleted(cloning: RunningServer) -> Non
         assert client.delete("/v1/voices/Ida").status_code == 404
 
 
+def test_new_recordings_keep_the_consent_and_the_description(cloning: RunningServer) -> None:
+    with cloning.client() as client:
+        fields = {"name": "Olga", "consent": "signed by Olga", "speaker_description": "warm"}
+        assert client.post("/v1/audio/voices", data=fields, files={"audio_sample": recording()}).status_code == 201
+        edited = client.post("/v1/voices/Olga/edit", files={"files": ("b.flac", recording(3))})
+        assert edited.status_code == 200
+        found = client.get("/v1/audio/voices/Olga").json()
+        assert (found["consent"], found["speaker_description"]) == ("signed by Olga", "warm")
+        assert found["seconds"] == pytest.approx(3.0)
+
+
 def test_a_name_in_use_and_a_missing_recording_are_rejected(cloning: RunningServer) -> None:
     with cloning.client() as client:
         sample = {"files": ("a.flac", recording())}
@@ -88,6 +99,11 @@ def test_a_name_in_use_and_a_missing_recording_are_rejected(cloning: RunningServ
         empty = client.post("/v1/voices/add", files={"name": (None, "Empty")})
         assert (empty.status_code, empty.json()["error"]["param"]) == (400, "files")
         assert client.post("/v1/voices/add", json={"name": "JSON"}).status_code == 415
+        for path in ("/v1/voices/add", "/v1/voices/Twice/edit"):
+            damaged = client.post(path, data={"name": "Damaged"}, files={"files": ("a.flac", b"noise")})
+            assert (damaged.status_code, damaged.json()["error"]["param"]) == (400, "files")
+        unknown = client.delete("/v1/voices/Nobody")
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "voice_id")
 
 
 def test_a_model_that_cannot_clone_says_so(client: httpx.Client) -> None:
@@ -112,6 +128,9 @@ def test_voices_are_searched_sorted_and_paged(client: httpx.Client) -> None:
     assert (first["has_more"], first["total_count"], len(first["voices"])) == (True, 2, 1)
     assert names(page_size=1, next_page_token=first["next_page_token"]) == ["michael"]
     assert client.get("/v2/voices?page_size=0").status_code == 400
+    wrong = client.get("/v2/voices?page_size=abc")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "page_size")
+    assert wrong.json()["error"]["message"].startswith("Invalid value for 'page_size': must be a valid integer")
     for token in ("x", "9" * 5000):
         assert client.get("/v2/voices", params={"next_page_token": token}).status_code == 400
         assert client.get(DICTIONARIES, params={"cursor": token}).status_code == 400

@@ -61,6 +61,25 @@ def test_a_batch_names_the_ignored_fields_of_its_items(client: httpx.Client) -> 
     assert [result["error"]["param"] for result in strict["results"]] == ["instructions", "instructions"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"timestamp_granularities": ["word"]}, "timestamp_granularities"),
+        ({"stream_format": "sse"}, "stream_format"),
+        ({"stream": True}, "stream"),
+    ],
+)
+def test_a_batch_names_the_fields_of_streams(
+    fields: dict[str, Any], name: str, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyvox.server.synthesis.utterance.SpeechTimeline", None)  # so no words are aligned
+    items = {"items": [{"input": "Hi.", "stream": False, **fields}]}
+    answer = client.post("/v1/audio/speech/batch", json=items)
+    assert (answer.json()["succeeded"], answer.headers.get("x-polyvox-ignored")) == (1, name)
+    strict = client.post("/v1/audio/speech/batch?strict=1", json=items).json()
+    assert [result["error"]["param"] for result in strict["results"]] == [name]
+
+
 def test_a_websocket_names_ignored_fields_when_audio_starts(server: RunningServer) -> None:
     config = {"type": "session.config", "instructions": "Slowly.", "pitch": 2, "response_format": "pcm"}
     with connect_websocket(server, "/v1/audio/speech/stream") as websocket:

@@ -23,6 +23,7 @@ from polyvox.server.settings import Settings
 from polyvox.server.synthesis import service
 from server.fakes import PausableEngine
 from server.live_server import RunningServer, serving
+from server.websocket_clients import connect_websocket
 from voices.factories import MODEL, cloned
 
 pytestmark = pytest.mark.slow
@@ -133,9 +134,14 @@ def test_an_existing_voice_is_replaced_only_on_request(client: httpx.Client) -> 
         ({"name": "anna", "speaker_embedding": [1, 2]}, 400, "speaker_embedding"),
         ({"name": "anna", "speaker_embedding": ["x"]}, 422, "speaker_embedding"),
         ({"name": "anna", "audio_sample": "AAAA", "speaker_embedding": [1, 2, 3, 4]}, 400, "audio_sample"),
-        ({"name": "anna", "audio_sample": "AAAA"}, 400, "ref_audio"),
-        ({"name": "anna", "audio_sample": "not base64!"}, 400, "ref_audio"),
-        ({"name": "anna", "audio_sample": base64.b64encode(bytes(210_000)).decode()}, 400, "ref_audio"),
+        ({"name": "anna", "audio_sample": "AAAA"}, 400, "audio_sample"),
+        (
+            {"name": "anna", "speaker_embedding": [1] * 4, "speaker_description": "\x1b"},
+            400,
+            "speaker_description",
+        ),
+        ({"name": "anna", "audio_sample": "not base64!"}, 400, "audio_sample"),
+        ({"name": "anna", "audio_sample": base64.b64encode(bytes(210_000)).decode()}, 400, "audio_sample"),
     ],
 )
 def test_an_invalid_voice_is_rejected(body: object, status: int, param: str, client: httpx.Client) -> None:
@@ -189,6 +195,47 @@ def test_a_request_may_contain_its_voice(engine: PausableEngine, server: Running
     for wrong in ({"ref_text": "alone"}, {"ref_audio": [sample, sample]}, {"speaker_embedding": [1.0]}):
         more: dict[str, Any] = wrong
         assert server.speak(client, **more).status_code == 400
+
+
+def test_a_reference_is_the_same_as_ref_audio_and_ref_text(
+    engine: PausableEngine, server: RunningServer, client: httpx.Client
+) -> None:
+    sample = base64.b64encode(recording()).decode()
+    reference = {"audio_path": sample, "text": "What is said."}
+    response = server.speak(client, references=[reference])
+    assert (response.status_code, response.headers.get("x-polyvox-ignored")) == (200, None)
+    voice = engine.requests[-1].voice
+    assert isinstance(voice, ClonedVoice)
+    assert voice.transcript == "What is said."
+    assert server.speak(client, references=[{"audio_path": sample}]).status_code == 200
+    voice = engine.requests[-1].voice
+    assert isinstance(voice, ClonedVoice)
+    assert voice.transcript is None
+    with connect_websocket(server, "/v1/audio/speech/stream") as websocket:
+        websocket.send(type="session.config", references=[reference], response_format="pcm")
+        websocket.send(type="input.text", text="Hello.")
+        websocket.send(type="input.done")
+        websocket.until("session.done")
+    voice = engine.requests[-1].voice
+    assert isinstance(voice, ClonedVoice)
+    assert voice.transcript == "What is said."
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"references": []},
+        {"references": [{"audio_path": "AAAA"}, {"audio_path": "AAAA"}]},
+        {"references": [{"text": "What is said."}]},
+        {"references": [{"audio_path": "AAAA"}], "ref_audio": "AAAA"},
+        {"references": [{"audio_path": "AAAA"}], "ref_text": "What is said."},
+    ],
+)
+def test_a_request_has_at_most_one_reference_and_no_other_recording(
+    fields: dict[str, Any], server: RunningServer, client: httpx.Client
+) -> None:
+    rejected = server.speak(client, **fields)
+    assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "references")
 
 
 def test_without_any_voice_the_error_says_how_to_provide_one(client: httpx.Client) -> None:

@@ -4,6 +4,8 @@
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from polyvox.remote_store import REFRESH_SECONDS, RETRY_SECONDS, RemoteStore
 from polyvox.server.settings_sources import load_settings
 from polyvox.text import Lexicon, Pronunciation
 from polyvox.text.dictionary_library import DictionaryLibrary
-from polyvox.voices import VoiceLibrary
+from polyvox.voices import Voice, VoiceLibrary
 from voices.factories import add, version
 
 
@@ -92,6 +94,50 @@ def test_concurrent_adds_of_one_name_have_one_winner(url: str) -> None:
     for thread in threads:
         thread.join()
     assert won == [version(library_at(url, clock).get("anna"))]
+
+
+def test_concurrent_renames_by_one_server_have_one_winner(url: str) -> None:
+    library, barrier = library_at(url, Clock()), threading.Barrier(4)
+    add(library, "anna", 1)
+    won: list[str] = []
+
+    def rename(number: int) -> None:
+        barrier.wait()
+        with suppress(UnknownVoice):
+            won.append(library.edit("anna", lambda voice: replace(voice, name=f"anna-{number}")).name)
+
+    threads = [threading.Thread(target=rename, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won == [voice.name for voice in library.list()]
+
+
+@pytest.mark.parametrize("name", ["anna", "bob"])
+def test_an_edit_does_not_bring_back_a_voice_that_another_server_has_removed(url: str, name: str) -> None:
+    clock = Clock()
+    one, two = library_at(url, clock), library_at(url, clock)
+    add(one, "anna", 1)
+    two.get("anna")
+    one.remove("anna")
+    with pytest.raises(UnknownVoice):
+        two.edit("anna", lambda voice: replace(voice, name=name))
+    assert library_at(url, clock).list() == []
+
+
+def test_a_rename_of_a_voice_that_another_server_removes_meanwhile_leaves_no_voice(url: str) -> None:
+    clock = Clock()
+    one, two = library_at(url, clock), library_at(url, clock)
+    add(one, "anna", 1)
+
+    def change(voice: Voice) -> Voice:
+        two.remove("anna")
+        return replace(voice, name="bob")
+
+    with pytest.raises(UnknownVoice):
+        one.edit("anna", change)
+    assert library_at(url, clock).list() == []
 
 
 def test_voices_are_read_once_and_the_list_at_most_every_two_seconds(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

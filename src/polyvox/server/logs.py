@@ -17,9 +17,15 @@ from polyvox.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# The value in the message of an InvalidRequest, if it is a text of the user.
-_TEXT_FIELDS = "text|input|instructions|pronunciations?|transcript|ref_text"
-_TEXT_VALUE = re.compile(rf"(Invalid value for '(?:{_TEXT_FIELDS})': .*?) \(got .*", re.DOTALL)
+# The message of an InvalidRequest with its value.
+_INVALID_VALUE = re.compile(r"(Invalid value for '(?P<field>[^']*)': .*?) \(got (?P<value>.*)", re.DOTALL)
+# Fields whose values are texts of the user, or contain them. Of others only a number or a word is logged, so that a
+# field that is missing here gives no text away.
+_TEXT_FIELDS = re.compile(
+    r"\b(alias|consent|content|\w*description|inputs?|instructions|items|messages|phonemes|prompt|pronunciations?|"
+    r"references|rules|string_to_replace|turns|\w*text|transcript)\b"
+)
+_NUMBER_OR_WORD = re.compile(r"'?[\w.:/+-]*'?\)")
 _INVALID_HTTP = "Invalid HTTP request received."  # uvicorn's line; TimeoutProtocol logs one with the client's address
 _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 _STANDARD_ATTRIBUTES.add("_ray_timestamp_ns")  # Ray adds it to all records
@@ -78,11 +84,19 @@ def log_request(event: str, request_id: str, fields: Mapping[str, object], level
     an error are not logged.
     """
     if "error" in fields:
-        fields = {**fields, "error": _TEXT_VALUE.sub(r"\1.", str(fields["error"]))}
+        fields = {**fields, "error": without_texts(str(fields["error"]))}
     if (line := _line_of(request_id)) is not None:
         line.add(event, fields, level)
     else:
         log.log(level, event, extra={"request_id": request_id, **fields})
+
+
+def without_texts(message: str) -> str:
+    """The message of an error without the value that it shows, if that may be a text of the user."""
+    found = _INVALID_VALUE.search(message)
+    if found is None or (_NUMBER_OR_WORD.match(found["value"]) and not _TEXT_FIELDS.search(found["field"])):
+        return message
+    return f"{message[: found.start()]}{found[1]}."
 
 
 def log_detail(event: str, request_id: str, fields: Mapping[str, object]) -> None:

@@ -20,7 +20,7 @@ from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.server.settings import Settings
 
-FIELD = "ref_audio"
+FIELD = "recording"  # which each API calls by another name
 MAX_REDIRECTS = 3
 FETCH_TIMEOUT = 10.0  # seconds, for all redirects together
 READ_SIZE = 1 << 16

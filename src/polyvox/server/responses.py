@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
 from polyvox.errors import InvalidRequest, Overloaded, OverloadReason, PolyvoxError
-from polyvox.server.validation import field_error
+from polyvox.server.validation import field_error, parameter_error
 
 MIN_RETRY_AFTER = 0.1  # seconds
 # The engine's field names as the OpenAI endpoints call them.
@@ -34,12 +34,26 @@ ELEVENLABS_FIELDS = {
     "bit_rate": "output_format",
     "speed": "voice_settings",
 }
-CHAT_PATH = "/v1/chat/completions"
+# Of a voice that is added to the library: in our form, and in that of ElevenLabs.
+UPLOAD_FIELDS = {**OPENAI_FIELDS, **dict.fromkeys(("recording", "audio"), "audio_sample")} | {
+    "description": "speaker_description"
+}
+ELEVENLABS_VOICE_FIELDS = {"recording": "files", "audio": "files", "voice": "voice_id"}
+CARTESIA_FIELDS = {"text": "transcript", "format": "output_format"}
+DEEPGRAM_FIELDS = {"voice": "model", "format": "encoding"}
 CHAT_FIELDS = {
     name: f"audio.{OPENAI_FIELDS.get(name, name)}"
     for name in (*OPENAI_FIELDS, "voice", "language", "instructions", "sample_rate", "speed", "seed", "pronunciations")
     if name != "text"
 } | {"format": "audio.format"}
+FIELDS_BY_PATH = {
+    "/v1/chat/completions": CHAT_FIELDS,
+    "/v1/audio/voices": UPLOAD_FIELDS,
+    "/v1/voices/": ELEVENLABS_VOICE_FIELDS,
+    "/v1/text-to-": ELEVENLABS_FIELDS,
+    "/v1/speak": DEEPGRAM_FIELDS,
+    "/tts/bytes": CARTESIA_FIELDS,
+}  # the names of other paths are OpenAI's
 
 
 class APIError(PolyvoxError):
@@ -83,9 +97,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def field_names(scope: Scope) -> Mapping[str, str]:
     """The field names of the API that was called."""
-    if scope["path"].endswith(CHAT_PATH):
-        return CHAT_FIELDS
-    return ELEVENLABS_FIELDS if "/v1/text-to-" in scope["path"] else OPENAI_FIELDS
+    return next((fields for part, fields in FIELDS_BY_PATH.items() if part in scope["path"]), OPENAI_FIELDS)
 
 
 def error_body(error: PolyvoxError, fields: Mapping[str, str] = OPENAI_FIELDS) -> dict[str, Any]:
@@ -134,9 +146,12 @@ async def reject(error: PolyvoxError, request_id: str, scope: Scope, receive: Re
 def validation_error(error: RequestValidationError, model: type[BaseModel] | None) -> APIError:
     """The error for FastAPI's first finding. model: the type of the body."""
     first = error.errors()[0]
-    if first["loc"] == ("body",) or model is None:  # empty, or not an object
+    if first["loc"][0] != "body":
+        found = parameter_error(first)
+    elif first["loc"] == ("body",) or model is None:  # empty, or not an object
         return APIError(400, "invalid_json", "The body must be a JSON object.")
-    found = field_error(model, first, prefix=1)
+    else:
+        found = field_error(model, first, prefix=1)
     return APIError(422, "missing_field" if found.missing else "invalid_field", found.message, found.field)
 
 

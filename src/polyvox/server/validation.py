@@ -44,6 +44,11 @@ def field_error(model: type[BaseModel], error: Mapping[str, Any], prefix: int = 
     return FieldError(name, error["type"] == "missing", _requirement(error, field), value)
 
 
+def parameter_error(error: Mapping[str, Any]) -> FieldError:
+    """Describes one entry of `ValidationError.errors()` about a parameter of the path, the query or a header."""
+    return FieldError(str(error["loc"][1]), error["type"] == "missing", _requirement(error, None), error["input"])
+
+
 def _model_of(field: FieldInfo | None) -> type[BaseModel] | None:
     """The type of a field whose value is an object of one type."""
     if field is None:

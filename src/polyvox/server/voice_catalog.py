@@ -12,6 +12,7 @@ from polyvox.voices import Voice, VoiceLibrary
 
 NO_VOICES = "the voice library is empty; add a voice, or send ref_audio or speaker_embedding"
 DEFAULT_NAMES = ("", "auto", "default", "none")
+PUBLIC_FIELDS = ("id", "name", "object", "type")  # of a voice, for callers without a key where keys are configured
 
 
 class VoiceCatalog:
@@ -54,10 +55,10 @@ class VoiceCatalog:
                 raise
             return self.library.resolve(available, model, built_in)
 
-    def list(self) -> list[dict[str, Any]]:
-        """All voices as API objects, built-in ones first."""
+    def list(self, public: bool = False) -> list[dict[str, Any]]:
+        """All voices as API objects, built-in ones first. public: with their public fields only."""
         built_in = [built_in_voice(name) for name in self._info.voices]
-        return built_in + [library_voice(voice) for voice in self.library_voices()]
+        return built_in + [library_voice(voice, public) for voice in self.library_voices()]
 
 
 def built_in_voice(name: str) -> dict[str, Any]:
@@ -65,9 +66,12 @@ def built_in_voice(name: str) -> dict[str, Any]:
     return {"id": name, "name": name, "object": "audio.voice", "type": "own"}
 
 
-def library_voice(voice: Voice) -> dict[str, Any]:
-    """The API object of a library voice. Its id is its name, because requests use the name."""
-    return {
+def library_voice(voice: Voice, public: bool = False) -> dict[str, Any]:
+    """The API object of a library voice. Its id is its name, because requests use the name.
+
+    public: without consent, transcript and the other fields that concern the speaker.
+    """
+    found = {
         "id": voice.name,
         "name": voice.name,
         "object": "audio.voice",
@@ -81,3 +85,4 @@ def library_voice(voice: Voice) -> dict[str, Any]:
         "consent": voice.consent,
         "speaker_description": voice.description,
     }
+    return {name: found[name] for name in PUBLIC_FIELDS} if public else found

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The voice library: one file per voice in a folder or an object store, written atomically and without locks.
+"""The voice library: one file per voice in a folder or an object store, written atomically and read without locks.
 
 The file name is derived from the name of the voice. In a folder a new voice is a hard link, which fails if the name
-exists; a changed voice is a rename; a removed voice is one deleted file. A killed process leaves at most a hidden
-temporary file, which a later write of any process deletes.
+exists; a changed voice is a rename; a removed voice is one deleted file. Processes change a folder one after another,
+under a lock that ends with its process. A killed process leaves at most a hidden temporary file, which a later write of
+any process deletes.
 """
 
 import os
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,19 +134,32 @@ class VoiceLibrary:
         except OSError as error:
             raise self._library_error(error) from None
 
-    def edit(self, name: str, new_name: str, description: str | None) -> Voice:
-        """Change the name and the description of a voice. Raises UnknownVoice, and VoiceExists for a name in use.
+    def edit(self, name: str, change: Callable[[Voice], Voice]) -> Voice:
+        """Store what `change` returns for a voice. Raises UnknownVoice, and VoiceExists for a name in use.
 
-        A process that is killed in between leaves the voice under both names.
+        Concurrent changes of the voice come before or after this one. A process that is killed while it renames a voice
+        leaves it under both names.
         """
-        old = self.get(name)
-        new = _changed(old, new_name, description)
-        check(new)
-        same_file = name_key(new_name) == name_key(old.name)
-        self._put(new, replace=same_file)
-        if not same_file:
-            self.remove(old.name)
-        return new
+        file_name, changed = to_file_name(self.get(name).name), []
+
+        def change_file(data: bytes) -> tuple[str, bytes]:
+            found = self._parse(file_name, data)
+            if isinstance(found, DamagedVoice):
+                raise _damaged_error(found)
+            new = change(found)
+            check(new)
+            changed.append(new)
+            return to_file_name(new.name), to_bytes(new)
+
+        try:
+            self.store.update(file_name, MAX_FILE + 1, change_file)
+        except FileNotFoundError:
+            raise self._unknown(name) from None
+        except FileExistsError:
+            raise _exists_error(changed[0].name) from None
+        except OSError as error:
+            raise self._library_error(error) from None
+        return changed[0]
 
     def export(self, name: str, path: str | os.PathLike[str]) -> Voice:
         """Write a voice to a file that another library can import. An existing file is replaced atomically."""
@@ -172,7 +186,7 @@ class VoiceLibrary:
             raise InvalidRequest("path", str(path), f"must be a file from `polyvox voice export`: {error}") from None
         if name is not None:
             name_key(name)
-            voice = _changed(voice, name, voice.description)
+            voice = _renamed(voice, name)
         self._put(voice, replace)
         return voice
 
@@ -278,9 +292,9 @@ def to_file_name(name: str) -> str:
     return quote(name_key(name), safe="") + SUFFIX
 
 
-def _changed(voice: Voice, name: str, description: str | None) -> Voice:
-    """A copy with another name and description. In the class a parameter shadows dataclasses.replace."""
-    return replace(voice, name=name, description=description)
+def _renamed(voice: Voice, name: str) -> Voice:
+    """A copy with another name. In the class a parameter shadows dataclasses.replace."""
+    return replace(voice, name=name)
 
 
 def _exists_error(name: str) -> VoiceExists:

@@ -44,6 +44,14 @@ class BatchRequest(RequestModel):
     items: list[dict[str, Any]] = Field(min_length=1, description="Speech requests; each is validated on its own.")
 
 
+class BatchItem(SpeechRequest):
+    """A speech request whose result is a whole file, without the times of words."""
+
+    def unknown_fields(self) -> list[str]:
+        without_effect = self.model_fields_set & {"stream_format", "timestamp_granularities"}
+        return sorted([*super().unknown_fields(), *without_effect, *(["stream"] if self.stream else [])])
+
+
 @router.post("/v1/audio/speech/batch", summary="Synthesise several texts; the response contains all of them.")
 async def create_batch(request: Request, body: BatchRequest, state: State, strict: str = STRICT) -> Response:
     request_id, limit = request_id_of(request), state.settings.max_batch_items
@@ -151,10 +159,11 @@ class Batch:
         request_id = f"{self._request_id}.{index}"
         utterance: Utterance | None = None
         try:
-            body = validate(SpeechRequest, self._items[index])
+            body = validate(BatchItem, self._items[index])
             ignored = IgnoredFields(self._strict)
             self._ignored.append(ignored)
-            options = replace(await parse_speech_request(body, self._state, ignored), streaming=False)
+            options = await parse_speech_request(body, self._state, ignored)
+            options = replace(options, streaming=False, timestamps=())
             utterance = await self._state.synthesis.start(options, request_id, self._owner)
             self.files[index] = await utterance.file()
         except PolyvoxError as error:

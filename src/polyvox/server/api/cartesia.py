@@ -19,7 +19,7 @@ from polyvox.server.app_state import AppState, State
 from polyvox.server.ignored_fields import IgnoredFields
 from polyvox.server.languages import parse_language
 from polyvox.server.requests import JSONRoute, RequestModel, request_id_of, validate
-from polyvox.server.responses import error_body
+from polyvox.server.responses import CARTESIA_FIELDS, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import SpeechResponse
 
@@ -72,6 +72,8 @@ def parse_options(body: BytesRequest, state: AppState, request_id: str) -> Synth
     """Raises InvalidRequest."""
     voice, ignored = body.voice.id if body.voice else None, IgnoredFields()
     format = body.output_format or CartesiaFormat()
+    if format.container == "wav" and format.encoding != "pcm_s16le":
+        raise InvalidRequest("output_format.encoding", format.encoding, "must be pcm_s16le in the container wav")
     options = SynthesisOptions(
         voice=None if voice is None or OWN_VOICE.fullmatch(voice.lower()) else voice,
         language=parse_language(body.language, state.info, ignored),
@@ -163,6 +165,6 @@ class CartesiaSession(LiveSession):
 
     async def send_error(self, error: PolyvoxError, utterance: LiveUtterance | None = None) -> None:
         context = self._context if utterance is None else self._names.get(utterance)
-        text = error_body(error, {"text": "transcript", "format": "output_format"})["error"]["message"]
+        text = error_body(error, CARTESIA_FIELDS)["error"]["message"]
         message = {"type": "error", "done": True, "error": text, "status_code": error.status, "context_id": context}
         await self.connection.send_json(message, utterance)

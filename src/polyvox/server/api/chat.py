@@ -34,6 +34,10 @@ class ChatAudio(SpeechParameters):
         default=None, description="By default wav, and pcm16 in a stream."
     )
 
+    def unknown_fields(self) -> list[str]:
+        without_effect = self.model_fields_set & {"response_format", "timestamp_granularities"}
+        return sorted([*super().unknown_fields(), *without_effect])
+
 
 class ChatStreamOptions(RequestModel):
     include_usage: bool = False
@@ -106,4 +110,5 @@ async def parse_chat_audio(
         live=True,
         streaming=body.stream,
         granularity="token",
+        timestamps=(),
     )

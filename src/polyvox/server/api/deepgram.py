@@ -18,20 +18,21 @@ from polyvox.server.api.websocket_connection import (
 )
 from polyvox.server.app_state import State
 from polyvox.server.requests import JSONRoute, RequestModel, parse_integer, request_id_of
-from polyvox.server.responses import error_body
+from polyvox.server.responses import DEEPGRAM_FIELDS, error_body
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import SpeechResponse
 
 router = APIRouter(route_class=JSONRoute)
 
+# The format of each container of an encoding. The first container is the default over HTTP; WebSockets have no WAV.
 ENCODINGS = {
-    "linear16": "pcm",
-    "mulaw": "ulaw",
-    "alaw": "alaw",
-    "mp3": "mp3",
-    "opus": "opus",
-    "flac": "flac",
-    "aac": "aac",
+    "linear16": {"wav": "wav", "none": "pcm"},
+    "mulaw": {"none": "ulaw"},
+    "alaw": {"none": "alaw"},
+    "mp3": {"none": "mp3"},
+    "opus": {"ogg": "opus"},
+    "flac": {"none": "flac"},
+    "aac": {"none": "aac"},
 }
 OWN_VOICES = "aura"  # the prefix of Deepgram's voices, each of which is the default voice here
 IDLE_TIMEOUT = 60.0  # seconds, as Deepgram
@@ -41,30 +42,34 @@ class SpeakRequest(RequestModel):
     text: str
 
 
-def parse_query(query: dict[str, str], default_encoding: str) -> SynthesisOptions:
+def parse_query(query: dict[str, str], over_websocket: bool) -> SynthesisOptions:
     """Raises InvalidRequest."""
-    voice, encoding = query.get("model", ""), query.get("encoding", default_encoding)
+    voice, encoding = query.get("model", ""), query.get("encoding", "linear16" if over_websocket else "mp3")
     if encoding not in ENCODINGS:
         raise InvalidRequest("encoding", encoding, ENCODINGS)
-    rate, speed = query.get("sample_rate"), query.get("speed", "1")
+    formats = {name: found for name, found in ENCODINGS[encoding].items() if name != "wav" or not over_websocket}
+    container = query.get("container") or next(iter(formats))
+    if container not in formats:
+        raise InvalidRequest("container", container, f"must be {' or '.join(formats)} for {encoding}")
+    rate, bit_rate, speed = query.get("sample_rate"), query.get("bit_rate"), query.get("speed", "1")
     try:
         factor = float(speed)
     except ValueError:
         raise InvalidRequest("speed", speed, "must be a number") from None
     if not 0.25 <= factor <= 4:
         raise InvalidRequest("speed", speed, "must be between 0.25 and 4")
-    is_wav = encoding == "linear16" and query.get("container") == "wav"
     return SynthesisOptions(
         voice=None if voice.lower().startswith(OWN_VOICES) else voice,
-        format="wav" if is_wav else ENCODINGS[encoding],
+        format=formats[container],
         sample_rate=None if rate is None else parse_integer("sample_rate", rate),
+        bit_rate=None if bit_rate is None else parse_integer("bit_rate", bit_rate),
         speed=factor,
     )
 
 
 @router.post("/v1/speak", response_class=Response, summary="Synthesise a text as Deepgram does; audio is streamed.")
 async def speak(request: Request, body: SpeakRequest, state: State) -> Response:
-    options = replace(parse_query(dict(request.query_params), "mp3"), text=body.text)
+    options = replace(parse_query(dict(request.query_params), over_websocket=False), text=body.text)
     return SpeechResponse(state, options, request_id_of(request))
 
 
@@ -85,7 +90,7 @@ class DeepgramSession(LiveSession):
 
     async def run(self) -> None:
         try:
-            self._options = replace(parse_query(self.connection.query, "linear16"), live=True)
+            self._options = replace(parse_query(self.connection.query, over_websocket=True), live=True)
             await self.connection.state.synthesis.validate(self._options)
         except PolyvoxError as error:
             self.connection.state.record_rejected(error, self.connection.request_id)
@@ -133,5 +138,5 @@ class DeepgramSession(LiveSession):
     async def send_error(self, error: PolyvoxError, utterance: LiveUtterance | None = None) -> None:
         if utterance is not None and utterance is self._current:
             self._current = None
-        message = error_body(error, {"voice": "model", "format": "encoding"})["error"]["message"]
+        message = error_body(error, DEEPGRAM_FIELDS)["error"]["message"]
         await self.connection.send_json({"type": "Error", "description": message, "code": error.code}, utterance)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ElevenLabs' endpoints for voices: list, search, clone from recordings, edit and delete."""
 
-from functools import partial
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,12 +10,16 @@ from fastapi.responses import JSONResponse
 
 from polyvox.audio.samples import Samples
 from polyvox.errors import NOT_SHOWN, InvalidRequest, UnknownVoice
+from polyvox.models.request import ClonedVoice
 from polyvox.server.api.openai import NOTICE_HEADER
 from polyvox.server.app_state import AppState, State
 from polyvox.server.default_voices import substitute
 from polyvox.server.forms import FORM_TYPE, FormFile, check_content_type, parse_form
 from polyvox.server.ignored_fields import IgnoredFields
+from polyvox.server.middleware.auth import is_anonymous
 from polyvox.server.requests import parse_integer, read_body, request_id_of
+from polyvox.voices import Voice
+from polyvox.voices.voice import new_voice
 
 router = APIRouter()
 
@@ -38,12 +42,13 @@ SORT_FIELDS = ("name", "created_at_unix")
 
 
 @router.get("/v1/voices", summary="The voices in ElevenLabs' format.")
-async def list_voices(state: State) -> JSONResponse:
-    return JSONResponse({"voices": await _voices(state), "has_more": False})
+async def list_voices(request: Request, state: State) -> JSONResponse:
+    return JSONResponse({"voices": await _voices(request, state), "has_more": False})
 
 
 @router.get("/v2/voices", summary="Search the voices, in ElevenLabs' format and in pages.")
 async def search_voices(
+    request: Request,
     state: State,
     voice_ids: Annotated[list[str], Query(default_factory=list)],
     search: str = "",
@@ -56,7 +61,7 @@ async def search_voices(
     if not 1 <= page_size <= MAX_PAGE:
         raise InvalidRequest("page_size", page_size, f"must be between 1 and {MAX_PAGE}")
     start = parse_integer("next_page_token", next_page_token or "0", "must be the token of the previous page")
-    found = [voice for voice in await _voices(state) if _matches(voice, search.lower(), category, voice_ids)]
+    found = [voice for voice in await _voices(request, state) if _matches(voice, search.lower(), category, voice_ids)]
     if sort in SORT_FIELDS:
         found.sort(key=lambda voice: voice[sort] or 0, reverse=sort_direction == "desc")
     end = start + page_size
@@ -71,13 +76,13 @@ async def default_settings() -> JSONResponse:
 
 
 @router.get("/v1/voices/{voice_id}", summary="One voice in ElevenLabs' format.")
-async def get_voice(state: State, voice_id: str) -> JSONResponse:
-    return JSONResponse(await _find(state, voice_id))
+async def get_voice(request: Request, state: State, voice_id: str) -> JSONResponse:
+    return JSONResponse(await _find(request, state, voice_id))
 
 
 @router.get("/v1/voices/{voice_id}/settings", summary="Settings of a voice in ElevenLabs' format; only speed is used.")
-async def get_settings(state: State, voice_id: str) -> JSONResponse:
-    await _find(state, voice_id)
+async def get_settings(request: Request, state: State, voice_id: str) -> JSONResponse:
+    await _find(request, state, voice_id)
     return JSONResponse(DEFAULT_SETTINGS)
 
 
@@ -91,24 +96,37 @@ async def add_voice(request: Request, state: State) -> JSONResponse:
     await _check_name(state, name)
     if not files:
         raise InvalidRequest(RECORDING_FIELDS[0], NOT_SHOWN, "must have a recording")
-    await _clone(state, name, files, fields.get("description"), headers)
+    voice, seconds = await _clone(state, files, headers)
+    await state.synthesis.in_thread(
+        state.voices.library.add,
+        name,
+        voice,
+        state.info.identity,
+        source=files[0].name,
+        seconds=seconds,
+        description=fields.get("description"),
+    )
     return JSONResponse({"voice_id": name, "requires_verification": False}, headers=headers)
 
 
 @router.post("/v1/voices/{voice_id}/edit", openapi_extra={"requestBody": _REQUEST_BODY}, summary="Change a voice.")
 async def edit_voice(request: Request, state: State, voice_id: str) -> JSONResponse:
-    """The body is a form. A new name is a new id. Recordings replace those of the voice."""
+    """The body is a form. A new name is a new id. Recordings replace those of the voice; its consent stays."""
     fields, files, headers = await _read_form(request, state)
     library = state.voices.library
     _check_not_built_in(state, "voice_id", voice_id)
     found = await state.synthesis.in_thread(library.get, voice_id)
-    name = fields.get("name") or found.name
-    if name.lower() != found.name.lower():
+    if (name := fields.get("name") or found.name).lower() != found.name.lower():
         await _check_name(state, name)
-    description = fields.get("description", found.description)
-    if files:
-        await _clone(state, found.name, files, description, headers, replace=True)
-    await state.synthesis.in_thread(library.edit, found.name, name, description)
+    cloned, seconds = await _clone(state, files, headers) if files else (None, None)
+
+    def change(voice: Voice) -> Voice:
+        name, description = fields.get("name") or voice.name, fields.get("description", voice.description)
+        if cloned is None:
+            return replace(voice, name=name, description=description)
+        return new_voice(name, cloned, state.info.identity, voice.consent, files[0].name, seconds, description)
+
+    await state.synthesis.in_thread(library.edit, found.name, change)
     return JSONResponse({"status": "ok"}, headers=headers)
 
 
@@ -141,29 +159,21 @@ def _check_not_built_in(state: AppState, field: str, name: str) -> None:
         raise InvalidRequest(field, name, "is a built-in voice, which cannot be changed")
 
 
-async def _clone(
-    state: AppState,
-    name: str,
-    files: list[FormFile],
-    description: str | None,
-    headers: dict[str, str],
-    replace: bool = False,
-) -> None:
-    """Adds a voice, or replaces it. A notice about the recording is added to the headers."""
+async def _clone(state: AppState, files: list[FormFile], headers: dict[str, str]) -> tuple[ClonedVoice, float]:
+    """The voice and the length of its recording. A notice about the recording is added to the headers."""
 
     def read() -> Samples:
         return np.concatenate([state.recordings.decode(file.content) for file in files])
 
     voice, seconds, notice = await state.synthesis.clone(read, None)
-    add = partial(state.voices.library.add, source=files[0].name, seconds=seconds, description=description)
-    await state.synthesis.in_thread(add, name, voice, state.info.identity, replace=replace)
     if notice is not None:
         headers[NOTICE_HEADER] = notice
+    return voice, seconds
 
 
-async def _find(state: AppState, voice_id: str) -> dict[str, Any]:
+async def _find(request: Request, state: AppState, voice_id: str) -> dict[str, Any]:
     """The voice with an id, or the one that a default voice of ElevenLabs maps to."""
-    voices = {voice["voice_id"].lower(): voice for voice in await _voices(state)}
+    voices = {voice["voice_id"].lower(): voice for voice in await _voices(request, state)}
     if (found := voices.get(voice_id.lower())) is None:
         name = substitute(voice_id, state.info, [voice["voice_id"] for voice in voices.values()])
         found = None if name is None else voices[name.lower()]
@@ -173,8 +183,9 @@ async def _find(state: AppState, voice_id: str) -> dict[str, Any]:
     return found
 
 
-async def _voices(state: AppState) -> list[dict[str, Any]]:
-    found = await state.synthesis.in_thread(state.voices.list)
+async def _voices(request: Request, state: AppState) -> list[dict[str, Any]]:
+    """All voices; without description and date for callers without a key where keys are configured."""
+    found = await state.synthesis.in_thread(state.voices.list, is_anonymous(request))
     return [
         {
             "voice_id": voice["id"],

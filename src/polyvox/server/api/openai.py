@@ -55,6 +55,13 @@ class PronunciationFields(RequestModel):
     match_case: bool = False
 
 
+class ReferenceRecording(RequestModel):
+    """A recording of the voice, as clients of Higgs Audio and vLLM-Omni send it."""
+
+    audio_path: str = Field(default="", description="The same as ref_audio.")
+    text: str | None = Field(default=None, description="The same as ref_text.")
+
+
 class SpeechParameters(RequestModel):
     """Everything of a speech request but its text. Every field is optional."""
 
@@ -72,6 +79,9 @@ class SpeechParameters(RequestModel):
     )
     ref_text: str | None = Field(default=None, description="Transcript of ref_audio.")
     x_vector_only_mode: bool | None = Field(default=None, description="Ignore ref_text.")
+    references: list[ReferenceRecording] | None = Field(
+        default=None, description="One recording with its transcript; the same as ref_audio and ref_text."
+    )
     speaker_embedding: list[FiniteFloat] | None = Field(default=None, max_length=65_536)
     sample_rate: int | None = Field(default=None, gt=0)
     temperature: FiniteFloat | None = None
@@ -210,6 +220,7 @@ async def _clone_voice(
     body: SpeechParameters, state: AppState, ignored: IgnoredFields
 ) -> tuple[ClonedVoice | None, str | None]:
     """The voice that the request contains as a recording or as an embedding, and a notice if the recording was cut."""
+    body = _with_reference(body)
     sources = [name for name in ("ref_audio", "speaker_embedding") if getattr(body, name) is not None]
     related = [name for name in ("ref_text", "x_vector_only_mode") if getattr(body, name)]
     if not sources and not related:
@@ -230,6 +241,18 @@ async def _clone_voice(
     transcript = None if body.x_vector_only_mode else body.ref_text or None
     voice, _, notice = await state.synthesis.clone(partial(state.recordings.read, recordings[0]), transcript)
     return voice, notice
+
+
+def _with_reference(body: SpeechParameters) -> SpeechParameters:
+    """Its reference as ref_audio and ref_text; raises InvalidRequest unless it is the only recording."""
+    if body.references is None:
+        return body
+    if body.ref_audio is not None or body.ref_text is not None:
+        raise InvalidRequest("references", NOT_SHOWN, "must not be sent together with ref_audio or ref_text")
+    if len(body.references) != 1 or not body.references[0].audio_path:
+        raise InvalidRequest("references", NOT_SHOWN, "must have one recording, with an audio_path")
+    (reference,) = body.references
+    return body.model_copy(update={"ref_audio": reference.audio_path, "ref_text": reference.text})
 
 
 def embedded_voice(embedding: list[float], info: ModelInfo) -> ClonedVoice:

@@ -14,6 +14,7 @@ from polyvox.server.api.openai import NOTICE_HEADER, embedded_voice
 from polyvox.server.app_state import AppState, State
 from polyvox.server.forms import FORM_TYPE, check_content_type, parse_form
 from polyvox.server.ignored_fields import IgnoredFields
+from polyvox.server.middleware.auth import is_anonymous
 from polyvox.server.requests import (
     RequestModel,
     load_json,
@@ -59,8 +60,9 @@ _REQUEST_BODY = {
 
 
 @router.get("/v1/audio/voices", summary="The available voices.")
-async def list_voices(state: State) -> JSONResponse:
-    voices = await state.synthesis.in_thread(state.voices.list)
+async def list_voices(request: Request, state: State) -> JSONResponse:
+    """Without a key, where keys are configured, voices have only id, name, object and type."""
+    voices = await state.synthesis.in_thread(state.voices.list, is_anonymous(request))
     return JSONResponse({"object": "list", "voices": voices, "data": voices})
 
 
@@ -106,10 +108,12 @@ async def add_voice(request: Request, state: State) -> JSONResponse:
 
 
 @router.get("/v1/audio/voices/{name}", summary="One voice.")
-async def get_voice(state: State, name: str) -> JSONResponse:
+async def get_voice(request: Request, state: State, name: str) -> JSONResponse:
+    """Without a key, where keys are configured, it has only id, name, object and type."""
     if name.lower() in state.info.voices:
         return JSONResponse(built_in_voice(name.lower()))
-    return JSONResponse(library_voice(await state.synthesis.in_thread(state.voices.library.get, name)))
+    found = await state.synthesis.in_thread(state.voices.library.get, name)
+    return JSONResponse(library_voice(found, is_anonymous(request)))
 
 
 @router.delete("/v1/audio/voices/{name}", summary="Remove a voice and its data.")

@@ -46,7 +46,7 @@ class SessionConfig(SpeechParameters):
 
 @router.websocket("/v1/audio/speech/stream")
 async def stream(websocket: WebSocket) -> None:
-    large_fields = ('"ref_audio"', '"speaker_embedding"')
+    large_fields = ('"ref_audio"', '"references"', '"speaker_embedding"')
     await serve_websocket(websocket, lambda connection: Session(connection).run(), large_fields)
 
 

@@ -148,6 +148,11 @@ class AuthMiddleware:
         raise _invalid_key()
 
 
+def is_anonymous(request: HTTPConnection) -> bool:
+    """Whether keys are configured and the request has none, because its endpoint is public."""
+    return bool(get_state(request).settings.api_keys) and not request.scope[LIMITER].caller.key
+
+
 def _key_of(request: HTTPConnection) -> str:
     key = bearer_token(request.headers.get("authorization", ""))
     key = key or request.headers.get("xi-api-key", "") or request.headers.get("x-api-key", "")

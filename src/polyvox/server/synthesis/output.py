@@ -23,9 +23,10 @@ class OutputEncoder:
         self._speed, self._rate, self._input_rate = options.speed, 1.0, sample_rate
         self._stretcher = TimeStretcher(options.speed, sample_rate)
         unchanged = options.streaming and options.sample_rate in (None, sample_rate) and options.speed == 1.0
+        unchanged = unchanged and options.bit_rate is None  # which the encoder rejects for PCM and WAV
         # The engine's PCM, after a header if it is WAV, costs so little that it needs no encoder thread.
         format_name = options.format.lower()
-        plain_wav = format_name == "wav" and options.bit_rate is None and sample_rate in get_format("wav").rates
+        plain_wav = format_name == "wav" and sample_rate in get_format("wav").rates
         self.is_plain = unchanged and (format_name == "pcm" or plain_wav)
         self._header = wav_header(sample_rate, None) if self.is_plain and plain_wav else b""  # not returned yet
         self._encoder: Encoder | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from polyvox.engine.interface import AsyncStream
 from polyvox.errors import EngineDown, InvalidRequest, Overloaded, PolyvoxError
 from polyvox.models.request import Request
+from polyvox.server.logs import without_texts
 from polyvox.server.request_log import RequestRecord
 from polyvox.server.synthesis.first_packet import FirstPacketTimer
 from polyvox.server.synthesis.options import SynthesisOptions
@@ -121,7 +122,7 @@ class SegmentStreams:
                     stream.append(text)
             stream.finish_text()
         except PolyvoxError as error:  # the stream has ended; its result says why
-            log.info("text rejected", extra={"request_id": self._request_id, "error": str(error)})
+            log.info("text rejected", extra={"request_id": self._request_id, "error": without_texts(str(error))})
             stream.cancel()
 
     async def _submit(self, segment: Segment) -> AsyncStream:
