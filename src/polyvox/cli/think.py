@@ -34,7 +34,7 @@ def think(
 ) -> None:
     """Serve the thinker of a Qwen3-Omni checkpoint with transformers, for one user at a time.
 
-    It hears and sees what it is sent, and returns the hidden states that the talker reads. Needs the packages of
+    It accepts audio and images, and returns the hidden states that the talker reads. Needs the packages of
     the extra omni.
     """
     try:
