@@ -37,6 +37,7 @@ from polyvox.server.api import (
     voices,
     websocket,
 )
+from polyvox.server.api.reference import reference_router
 from polyvox.server.app_state import get_state
 from polyvox.server.conversation.services import TRANSCRIPTS
 from polyvox.server.middleware.access_log import AccessLogMiddleware
@@ -121,9 +122,17 @@ def create_app(
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
 
-    app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan, responses=ERROR_RESPONSES)
+    app = FastAPI(
+        title="Polyvox",
+        version=__version__,
+        lifespan=lifespan,
+        responses=ERROR_RESPONSES,
+        docs_url=None,  # the page of api/reference.py
+        redoc_url=None,
+    )
     for router in ROUTERS:
         app.include_router(router)
+    app.include_router(reference_router(ROUTERS))
     app.add_middleware(HeadMiddleware)
     app.add_middleware(AuthMiddleware, settings=settings)
     app.add_middleware(CrossSiteMiddleware, settings=settings)
