@@ -175,7 +175,7 @@ def test_a_configuration_of_the_documentation_is_valid(text: str, tmp_path: Path
 
 
 def test_every_setting_is_documented() -> None:
-    page = (ROOT / "docs/server.md").read_text()
+    page = (ROOT / "docs/settings.md").read_text()
     for name, field in Settings.model_fields.items():
         assert re.search(rf"^\| `{name}` \|.*{re.escape(field.description or '')}", page, re.MULTILINE), name
 
@@ -183,7 +183,7 @@ def test_every_setting_is_documented() -> None:
 def test_the_memory_table_is_the_one_of_the_server() -> None:
     with load(device="cpu", config=Settings().engine_config()) as tts:
         shown = usage_table(tts.engine._runner.memory())
-    assert f"memory usage:\n{shown}\n" in (ROOT / "docs/server.md").read_text()
+    assert f"memory usage:\n{shown}\n" in (ROOT / "docs/operations.md").read_text()
 
 
 def test_the_tests_that_the_documentation_names_exist() -> None:

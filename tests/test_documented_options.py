@@ -30,7 +30,10 @@ OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")
 @cache
 def documentation() -> str:
     pages = [*ROOT.glob("*.md"), *(ROOT / "examples").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    return "\n".join(page.read_text() for page in pages if "notes" not in page.parts and page.name != "CHANGELOG.md")
+    texts = {page: page.read_text() for page in pages if "notes" not in page.parts and page.name != "CHANGELOG.md"}
+    page = ROOT / "docs/migrate.md"  # its second column has options of other servers
+    texts[page] = re.sub(r"^(\|[^|]*)\|[^|]*\|", r"\1|", texts[page], flags=re.MULTILINE)
+    return "\n".join(texts.values())
 
 
 def visible_options(command: TyperCommand | TyperGroup) -> Iterator[TyperOption]:

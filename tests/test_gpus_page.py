@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/gpus.md have the values of the code."""
+"""The tables of docs/gpus.md and docs/kernels.md have the values of the code."""
 
 import re
 from pathlib import Path
@@ -20,9 +20,9 @@ from polyvox.models.registry import published_sizes
 GB = 1_000_000_000
 
 
-def table(heading: str) -> dict[str, list[str]]:
+def table(heading: str, page_name: str = "gpus.md") -> dict[str, list[str]]:
     """The first table of a section: cells by first column; the header is the first entry."""
-    page = (Path(__file__).parents[1] / "docs/gpus.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / page_name).read_text()
     section = page.split(f"## {heading}\n")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", section, re.M)]
     return {first: cells for first, *cells in rows if first != "---"}
@@ -39,7 +39,7 @@ def marks(supported: list[bool]) -> list[str]:
 
 def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaSource, "available", lambda _: True)
-    rows = table("Paths by architecture")
+    rows = table("Paths by architecture", "kernels.md")
     assert [int(cell.partition(":")[0].removeprefix("sm_")) for cell in rows.pop("path")[:-1]] == list(GPUS)
     expected = {
         path.name: [*marks([path.supports(architecture) for architecture in GPUS]), path.otherwise]
@@ -53,6 +53,22 @@ def test_the_paths_of_an_architecture_are_those_of_the_predicates(monkeypatch: p
     float32 = prefill_attention.FLOAT32_BLOCK
     expected[f"positions per block in prefill attention (float32: {float32})"] = [*map(str, blocks), ""]
     assert rows == expected
+
+
+def test_the_short_table_of_paths_agrees_with_the_full_one() -> None:
+    short, full = table("What a GPU runs"), table("Paths by architecture", "kernels.md")
+    *_, merged = short
+    only_on_sm_90 = marks([architecture == 90 for architecture in GPUS])
+    assert short.pop(merged) == [*only_on_sm_90, "Triton kernels, and cuBLAS for large batches"]
+    assert sum(cells[:-1] == only_on_sm_90 for cells in full.values()) >= 5
+    assert short == {name: full[name] for name in short}
+
+
+def test_each_architecture_of_the_paths_has_a_line() -> None:
+    names = [cell.partition(":") for cell in table("What a GPU runs")["path"][:-1]]
+    states = table("Supported GPUs")
+    for architecture, _, gpus in names:
+        assert states[architecture][0] == gpus.strip()
 
 
 def test_the_streams_of_a_gpu_are_those_of_the_plan(needs: dict[str, ModelNeeds]) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from polyvox.errors import how_to_install
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/polyvox"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -107,3 +109,11 @@ def test_the_wheel_contains_types_voice_playground_and_pronunciations(wheel: Pat
 def test_the_wheel_contains_every_module_and_cuda_source(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {str(Path("polyvox") / path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.[pc][yu]")} <= names
+
+
+def test_the_documentation_and_the_messages_install_extras_from_the_clone() -> None:
+    """The package is on no index, so `pip install 'polyvox[…]'` cannot work."""
+    assert all(how_to_install(extra) == f"run pip install '.[{extra}]' in the clone of Polyvox" for extra in EXTRAS)
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    files = [*PACKAGE.rglob("*.py"), *(page for page in pages if "notes" not in page.parts)]
+    assert [path.name for path in files if re.search(r"pip install '?polyvox\[", path.read_text())] == []

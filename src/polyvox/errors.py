@@ -36,6 +36,11 @@ def invalid_value(field: str, value: object, requirement: str | Iterable[str], h
     return f"{message} {hint}" if hint else message
 
 
+def how_to_install(extra: str) -> str:
+    """The end of a sentence: how to install the packages of an extra. In the clone, because Polyvox is on no index."""
+    return f"run pip install '.[{extra}]' in the clone of Polyvox"
+
+
 class PolyvoxError(Exception):
     """Base class. The message is for the user and says what to do."""
 

@@ -122,22 +122,35 @@ def test_the_loaded_model_is_listed_in_all_formats(server: RunningServer) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "allowed"),
+    ("method", "path", "allowed", "message"),
     [
-        ("PUT", "/v1/audio/voices", "GET, HEAD, POST"),
-        ("PUT", "/v1/audio/voices/x", "DELETE, GET, HEAD"),
-        ("GET", "/v1/audio/speech", "POST"),
-        ("DELETE", "/v1/audio/speech/batch", "GET, HEAD, POST"),  # an id may be called batch
-        ("POST", "/livez", "GET, HEAD"),
+        ("PUT", "/v1/audio/voices", "GET, HEAD, POST", "PUT is not allowed here: use GET or POST."),
+        ("PUT", "/v1/audio/voices/x", "DELETE, GET, HEAD", "PUT is not allowed here: use DELETE or GET."),
+        ("GET", "/v1/audio/speech", "POST", "GET is not allowed here: use POST."),
+        # An id may be called batch.
+        ("DELETE", "/v1/audio/speech/batch", "GET, HEAD, POST", "DELETE is not allowed here: use GET or POST."),
+        ("POST", "/livez", "GET, HEAD", "POST is not allowed here: use GET."),
     ],
 )
 def test_a_wrong_method_is_answered_with_all_allowed_ones(
-    method: str, path: str, allowed: str, engine: PausableEngine
+    method: str, path: str, allowed: str, message: str, engine: PausableEngine
 ) -> None:
     for root_path in ("", "/tts"):
         with serving(engine, Settings(root_path=root_path)) as server, server.client() as client:
             rejected = client.request(method, path)
             assert (rejected.status_code, rejected.headers["allow"]) == (405, allowed)
+            error = rejected.json()["error"]
+            assert (error["code"], error["message"]) == ("method_not_allowed", message)
+
+
+def test_an_unknown_path_is_named_with_the_page_that_lists_all(engine: PausableEngine) -> None:
+    for root_path in ("", "/tts"):
+        with serving(engine, Settings(root_path=root_path)) as server, server.client() as client:
+            for path, shown in (("/v1/nothing", f"'{root_path}/v1/nothing'"), (f"/{'x' * 500}", "x…")):
+                error = client.get(path).json()["error"]
+                assert error["code"] == "not_found"
+                assert shown in error["message"]
+                assert error["message"].endswith(f". GET {root_path}/docs lists all.")
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/readyz", "/v1/models", "/metrics", "/docs", "/web/main.js"])

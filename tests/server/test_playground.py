@@ -14,6 +14,7 @@ import pytest
 from ipc.fake_engine import ABOUT, SLOTS
 from polyvox.models.info import ModelInfo
 from polyvox.server.api.playground import assets
+from polyvox.server.reference_page import PAGE
 from polyvox.server.settings import Settings
 from server.fakes import CUSTOM, DESIGN, PausableEngine
 from server.live_server import RunningServer, serving
@@ -25,8 +26,8 @@ WEB = ROOT / "src/polyvox/server/web"
 
 
 def linked() -> set[str]:
-    """The files that the page's files name."""
-    names = set(re.findall(r'(?:src|href)="web/([^"]+)"', (WEB / "index.html").read_text()))
+    """The files that the page's files, and the page at /docs, name."""
+    names = set(re.findall(r'(?:src|href)="web/([^"]+)"', (WEB / "index.html").read_text() + PAGE))
     for script in WEB.glob("*.js"):
         names |= set(re.findall(r'from "\./([^"]+)"', script.read_text()))
         names |= set(re.findall(r'new URL\("([^"]+)", import', script.read_text()))

@@ -276,5 +276,5 @@ def test_without_otel_requests_are_not_traced(client: httpx.Client, server: Runn
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
-    with pytest.raises(InvalidRequest, match=r"polyvox\[otel\]"):
+    with pytest.raises(InvalidRequest, match=r"pip install '\.\[otel\]' in the clone"):
         load_settings({"otel": True})

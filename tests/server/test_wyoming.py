@@ -279,7 +279,7 @@ def test_an_announcement_needs_an_address_and_the_package(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "zeroconf", None)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        pytest.raises(InvalidRequest, match=r"polyvox\[zeroconf\]"),
+        pytest.raises(InvalidRequest, match=r"pip install '\.\[zeroconf\]' in the clone"),
         announced(listener),
     ):
         pass

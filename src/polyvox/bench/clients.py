@@ -23,7 +23,7 @@ from polyvox.bench.receiver import (
     Clock,
     RequestFailed,
 )
-from polyvox.errors import InvalidRequest, PolyvoxError
+from polyvox.errors import InvalidRequest, PolyvoxError, how_to_install
 
 if TYPE_CHECKING:
     import aiohttp
@@ -113,7 +113,7 @@ def _import_aiohttp() -> Any:
     try:
         import aiohttp
     except ImportError:
-        raise PolyvoxError("Benchmarking a server needs aiohttp: pip install 'polyvox[bench]'") from None
+        raise PolyvoxError(f"Benchmarking a server requires the package aiohttp: {how_to_install('bench')}.") from None
     return aiohttp
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyvox.bench.plots import Bar, Plot
-from polyvox.errors import InvalidRequest, PolyvoxError
+from polyvox.errors import InvalidRequest, PolyvoxError, how_to_install
 
 TableData = tuple[Sequence[str], Sequence[Sequence[str]]]  # headings, rows
 
@@ -157,5 +157,5 @@ def _import_matplotlib() -> Any:
     try:
         import matplotlib.figure
     except ImportError:
-        raise PolyvoxError("Plots need matplotlib: pip install 'polyvox[bench]'") from None
+        raise PolyvoxError(f"Plots require the package matplotlib: {how_to_install('bench')}.") from None
     return matplotlib

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from num2words import num2words
 
-from polyvox.errors import PolyvoxError
+from polyvox.errors import PolyvoxError, how_to_install
 
 SPELLINGS = {
     "okay": "ok", "mr": "mister", "dr": "doctor", "colour": "color", "favourite": "favorite", "harbour": "harbor",
@@ -46,7 +46,7 @@ def word_errors(reference: str, transcript: str) -> WordErrors:
     try:
         import jiwer
     except ImportError:
-        raise PolyvoxError("The word error rate needs jiwer: pip install 'polyvox[bench]'") from None
+        raise PolyvoxError(f"The word error rate requires the package jiwer: {how_to_install('bench')}.") from None
     expected, found = normalise(reference), normalise(transcript)
     if "".join(expected) == "".join(found):
         return WordErrors(0, len(expected))

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from polyvox.cli.terminal import console, exit_code
 from polyvox.cli.thinker_process import thinker_process
 from polyvox.engine.capacity import describe_capacity, find_limit
-from polyvox.errors import InvalidRequest, PolyvoxError
+from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError, how_to_install
 from polyvox.progress import ProgressBar, ProgressLog, progress_display
 from polyvox.server.settings import BACKLOG, Settings, section_of
 from polyvox.server.settings_sources import find_log_format, load_settings
@@ -138,7 +138,8 @@ def _serve_on_ray(settings: Settings) -> None:
     try:
         from polyvox.ray.command import serve_on_ray
     except ImportError as error:
-        raise InvalidRequest("ray", True, f"needs {error.name}", "Install polyvox[ray].") from None
+        requirement = f"requires the package {error.name}: {how_to_install('ray')}"
+        raise InvalidRequest("ray", NOT_SHOWN, requirement) from None
     serve_on_ray(settings)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyvox.errors import InvalidRequest
+from polyvox.errors import InvalidRequest, how_to_install
 
 if TYPE_CHECKING:
     from polyvox.thinkers.transformers_thinker import TransformersThinker
@@ -34,14 +34,14 @@ def think(
 ) -> None:
     """Serve the thinker of a Qwen3-Omni checkpoint with transformers, for one user at a time.
 
-    It hears and sees what it is sent, and returns the hidden states that the talker reads. Needs the packages of
+    It accepts audio and images, and returns the hidden states that the talker reads. Needs the packages of
     the extra omni.
     """
     try:
         import transformers  # noqa: F401
     except ImportError:
-        hint = "Install polyvox[omni]."
-        raise InvalidRequest("model", model, "requires the package transformers", hint) from None
+        requirement = f"requires the package transformers: {how_to_install('omni')}"
+        raise InvalidRequest("model", model, requirement) from None
     from polyvox.thinkers.transformers_thinker import TransformersThinker
 
     if stop_with_stdin:

@@ -2,7 +2,7 @@
 """What only some GPUs run: elsewhere a slower path computes the same, or the setting is rejected.
 
 Each entry has the predicate that chooses the path; `polyvox doctor` shows those that a GPU does not have, and
-docs/gpus.md has them for all architectures.
+docs/kernels.md has them for all architectures.
 """
 
 from collections.abc import Callable

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from polyvox import __version__
 from polyvox.engine.interface import AsyncEngine
-from polyvox.errors import PolyvoxError
+from polyvox.errors import PolyvoxError, shorten
 from polyvox.server.api import (
     batch,
     cartesia,
@@ -37,6 +37,7 @@ from polyvox.server.api import (
     voices,
     websocket,
 )
+from polyvox.server.api.reference import reference_router
 from polyvox.server.app_state import get_state
 from polyvox.server.conversation.services import TRANSCRIPTS
 from polyvox.server.middleware.access_log import AccessLogMiddleware
@@ -121,9 +122,17 @@ def create_app(
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
 
-    app = FastAPI(title="Polyvox", version=__version__, lifespan=lifespan, responses=ERROR_RESPONSES)
+    app = FastAPI(
+        title="Polyvox",
+        version=__version__,
+        lifespan=lifespan,
+        responses=ERROR_RESPONSES,
+        docs_url=None,  # the page of api/reference.py
+        redoc_url=None,
+    )
     for router in ROUTERS:
         app.include_router(router)
+    app.include_router(reference_router(ROUTERS))
     app.add_middleware(HeadMiddleware)
     app.add_middleware(AuthMiddleware, settings=settings)
     app.add_middleware(CrossSiteMiddleware, settings=settings)
@@ -162,11 +171,20 @@ async def _handle_validation_error(request: Request, error: Exception) -> JSONRe
 
 async def _handle_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code = "not_found" if error.status_code == 404 else "rejected"
-    response = error_response(APIError(error.status_code, code, str(error.detail)), request_id_of(request))
-    response.headers.update(error.headers or {})
-    if error.status_code == 405:
-        response.headers["allow"] = _allowed_methods(request.app, request.scope)
+    headers = dict(error.headers or {})
+    code, message = "rejected", str(error.detail)
+    if error.status_code == 404:  # by the router; endpoints raise PolyvoxError
+        code = "not_found"
+        message = (
+            f"Unknown path {shorten(request.scope['path'])}. GET {request.scope.get('root_path', '')}/docs lists all."
+        )
+    elif error.status_code == 405:
+        allowed = _allowed_methods(request.app, request.scope)
+        headers["allow"] = ", ".join(allowed)
+        code = "method_not_allowed"
+        message = f"{request.method} is not allowed here: use {_alternatives(allowed)}."
+    response = error_response(APIError(error.status_code, code, message), request_id_of(request))
+    response.headers.update(headers)
     return response
 
 
@@ -174,11 +192,17 @@ async def _handle_internal_error(request: Request, _: Exception) -> JSONResponse
     return error_response(APIError(500, "internal_error", INTERNAL_ERROR), request_id_of(request))
 
 
-def _allowed_methods(app: FastAPI, scope: Scope) -> str:
+def _allowed_methods(app: FastAPI, scope: Scope) -> list[str]:
     """All methods of a path. Starlette lists only those of the first route that matches."""
     found = [
         method
         for method in ("DELETE", "GET", "PATCH", "POST")
         if any(route.matches({**scope, "method": method})[0] == Match.FULL for route in app.routes)
     ]
-    return ", ".join(sorted([*found, "HEAD"] if "GET" in found else found))
+    return sorted([*found, "HEAD"] if "GET" in found else found)
+
+
+def _alternatives(methods: list[str]) -> str:
+    """The methods in a sentence, without HEAD, which GET implies."""
+    names = [method for method in methods if method != "HEAD"]
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -25,7 +25,7 @@ PUBLIC_CHOICES = {
     "voices": ("/v1/audio/voices", "/v1/voices", "/v2/voices"),
     "models": ("/v1/models", "/v1/audio/models"),
     "metrics": ("/metrics",),
-    "docs": ("/docs", "/redoc", "/openapi.json"),
+    "docs": ("/docs", "/openapi.json"),
 }
 SYNTHESIS_PATHS = (
     "/v1/audio/speech",

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from polyvox.errors import how_to_install
 from polyvox.server.setting_sections.section import SettingsSection
 from polyvox.server.setting_types import has_opentelemetry
 
@@ -25,5 +26,5 @@ class LogSettings(SettingsSection):
     @classmethod
     def _check_otel(cls, otel: bool) -> bool:
         if otel and not has_opentelemetry():
-            raise ValueError("must be false without its packages: pip install 'polyvox[otel]'")
+            raise ValueError(f"must be false without its packages: {how_to_install('otel')}")
         return otel

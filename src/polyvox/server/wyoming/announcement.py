@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest, how_to_install
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +20,8 @@ def announced(listener: socket.socket) -> Iterator[None]:
     try:
         from zeroconf import ServiceInfo, Zeroconf
     except ImportError:
-        hint = "Install it with: pip install 'polyvox[zeroconf]'."
-        raise InvalidRequest("zeroconf", True, "needs the zeroconf package", hint) from None
+        requirement = f"requires the package zeroconf: {how_to_install('zeroconf')}"
+        raise InvalidRequest("zeroconf", NOT_SHOWN, requirement) from None
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = _outgoing_address()
