@@ -98,6 +98,7 @@ PARTS = {
     "large_batch_attention.attend_positions": "large_batch_attention.large_batch_kernel",
     "large_batch_attention.join_lanes": "large_batch_attention.large_batch_kernel",
     "large_batch_attention.rotate_head": "large_batch_attention.large_batch_kernel",
+    "large_batch_attention.round_product": "large_batch_attention.large_batch_kernel",
     "launch_overlap.start_next": "small_batch_linear.vector_kernel",
     "launch_overlap.wait_for_previous": "small_batch_linear.vector_kernel",
     "launch_overlap.wait": "small_batch_linear.vector_kernel",

@@ -17,7 +17,6 @@ Grid: one program per KV head and row; the KV heads of a row are next to each ot
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,7 +66,7 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     return out
 
 
-@partial(Kernel, fuse=False)
+@Kernel
 def large_batch_kernel(
     qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,
@@ -271,6 +270,16 @@ def rotate_head(start, weight, low_cos, high_cos, low_sin, high_sin, eps, NORM: 
         )
         low = (low_weight * (low * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
         high = (high_weight * (high * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-    low_out = (low * low_cos).to(dtype).to(tl.float32) + (high * low_sin).to(dtype).to(tl.float32)
-    high_out = (high * high_cos).to(dtype).to(tl.float32) + (low * high_sin).to(dtype).to(tl.float32)
+    low_out = round_product(low * low_cos, dtype) + round_product(high * low_sin, dtype)
+    high_out = round_product(high * high_cos, dtype) + round_product(low * high_sin, dtype)
     return tl.reshape(tl.permute(tl.join(low_out, high_out), [1, 0]), [DIM]).to(dtype)
+
+
+@Kernel
+def round_product(product, dtype: tl.constexpr):
+    """A product in float32, rounded to a type: the compiler cannot fuse it with the sum that follows.
+
+    The maximum prevents that. It keeps NaN, and minus infinity in 16 bits, to which the constant rounds.
+    """
+    least = -3.4028234663852886e38  # of float32
+    return tl.maximum(product, least, propagate_nan=tl.PropagateNan.ALL).to(dtype).to(tl.float32)
