@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from kernels.loop_shuffles import assert_few_shuffles, shuffles_in_loops
 from kernels.order_of_sums import RotaryOrders, assert_order_of_loops
 from kernels.rounded_products import assert_rounded, fused_products, fused_roundings
 from polyvox.kernels.launches import Launch
@@ -114,3 +115,24 @@ def test_norms_that_add_in_several_orders_are_found(other: str, keys: str, num_d
         given = launch("rotary_kernel", of_keys, DIM=128, NORM=True)
         found.add(given, f"#blocked = {layout}\n" + sum_of("#blocked", rows))
     assert len(found.differing()) == num_differing
+
+
+def loop_with(shuffles: int) -> str:
+    shuffle = "\tshfl.sync.bfly.b32 \t%r2, %r1, 16, 31, -1;\n"
+    rows = ["$L__BB0_1:", "\t@%p1 bra \t$L__BB0_4;", 9 * shuffle + "$L__BB0_2:", "\t@%p2 bra \t$L__BB0_3;"]
+    rows += [shuffles * shuffle + "$L__BB0_3:", "\t@%p3 bra \t$L__BB0_2;", 9 * shuffle + "$L__BB0_4:", "\tret;"]
+    return "\n".join(rows)
+
+
+def test_shuffles_in_a_loop_are_counted() -> None:
+    code = loop_with(12)
+    assert shuffles_in_loops(code) == 12
+    assert shuffles_in_loops(code.replace("@%p3 bra \t$L__BB0_2", "@%p3 bra \t$L__BB0_4")) == 0
+
+
+@pytest.mark.parametrize(("group", "lanes", "most"), [(2, 4, 12), (1, 4, 6), (2, 1, 20)])
+def test_more_shuffles_than_those_of_the_scores_are_found(group: int, lanes: int, most: int) -> None:
+    given = launch("large_batch_kernel", GROUP=group, LANES=lanes)
+    assert_few_shuffles(given, loop_with(most))
+    with pytest.raises(AssertionError):
+        assert_few_shuffles(given, loop_with(most + 1))
