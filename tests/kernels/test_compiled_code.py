@@ -7,7 +7,7 @@ import pytest
 
 from kernels.loop_shuffles import assert_few_shuffles, shuffles_in_loops
 from kernels.order_of_sums import RotaryOrders, assert_order_of_loops
-from kernels.rounded_products import assert_rounded, fused_products, fused_roundings
+from kernels.rounded_products import assert_rounded, fused_products, fused_roundings, fusible_products
 from polyvox.kernels.launches import Launch
 
 WIDE, NARROW = (
@@ -69,6 +69,29 @@ def test_a_fused_product_of_16_bits_is_found(kind: str) -> None:
 )
 def test_a_sum_a_product_and_sums_in_float32_are_accepted(code: str) -> None:
     assert not fused_products(code)
+
+
+PRODUCT_AND_SUM = "mul.bf16x2 \t%r3, %r1, %r2;\nadd.bf16x2 \t%r5, %r4, %r3;"
+MOVED = "mul.f16 \t%rs3, %rs1, %rs2;\nmov.b32 \t%r1, {%rs3, %rs4};\nmov.b32 \t%r2, %r1;\nsub.ftz.f16x2 \t%r4, %r2, %r3;"
+
+
+@pytest.mark.parametrize(
+    ("code", "num_found"),
+    [
+        (PRODUCT_AND_SUM, 1),
+        (MOVED, 1),
+        (MOVED.replace("%r1, {%rs3, %rs4}", "{%rs3, %rs4}, %r1"), 0),  # from a word, not to it
+        (PRODUCT_AND_SUM.replace("mul.", "mul.rn."), 0),
+        (PRODUCT_AND_SUM.replace("add.", "add.rn."), 0),
+        (PRODUCT_AND_SUM.replace("%r4, %r3;", "%r4, %r6;"), 0),
+        (PRODUCT_AND_SUM.replace("bf16x2", "f32"), 0),
+    ],
+)
+def test_a_product_that_the_assembler_may_fuse_is_found(code: str, num_found: int) -> None:
+    assert len(fusible_products(code)) == num_found
+    if num_found:
+        with pytest.raises(AssertionError):
+            assert_rounded(launch("norm_kernel"), code)
 
 
 def sum_of(layout: str, rows: int = 64) -> str:
