@@ -4,13 +4,15 @@
     python benchmarks/gpu_report.py build/gpu [--only doctor,kernels,…] [--seconds 600]
 
 Needs the package (`pip install -e .`, or PYTHONPATH=src). Writes FOLDER/report.md and the output of each step,
-FOLDER/STEP.log. Ends with status 1 if a step failed. First starts compile kernels, which takes a minute or more. Steps:
+FOLDER/STEP.log. Ends with status 1 if a step failed, and before the first one if a package is missing. First starts
+compile kernels, which takes a minute or more. Steps:
 
 doctor: what this GPU runs on a plain path, and how many streams its memory holds.
 kernels: tests of the kernels in CUDA C++ (needs pytest and hypothesis).
 parity: the reference's tokens and samples in float32 (needs pytest and hypothesis).
 errors: the kernels of talker and code predictor against their reference implementations, with times.
 prompts: the same for attention of prompts of several blocks, in one pass and divided.
+prompts-256: one prompt of 256 rows, whose time is published.
 checks: batches, determinism and memory of an engine (benchmarks/gpu_checks.py).
 0.6B, 1.7B: prefill, frame step and codec against the roofline, with a KV cache in int8 and in the model's type.
 """
@@ -24,6 +26,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -38,6 +41,11 @@ QUERY_TIMEOUT = 10.0  # seconds for nvidia-smi
 # bfloat16 take 52 GB without graphs and workspaces. A size that does not fit ends its step after the smaller ones.
 BATCHES = ((60, "1,8,16,64,512,1024"), (20, "1,8,16,64,256"), (0, "1,8,16,64"))
 MIN_GB_OF_1_7B = 11
+# Packages that steps import, besides PyTorch: all of them, those of polyvox's command line, and those of pytest.
+PACKAGES = ("num2words", "numpy", "safetensors", "soxr", "tokenizers")
+PACKAGES_OF_MODULES = {"polyvox": ("pydantic", "rich", "typer"), "pytest": ("hypothesis", "pytest")}
+# Another version of PyTorch may warn of what it will remove, which is an error in the tests otherwise.
+PYTEST = ("-m", "pytest", "-q", "-o", "filterwarnings=default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,12 @@ class Step:
     @property
     def command(self) -> str:
         return " ".join(("python", *self.arguments))
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that it imports and this Python does not find."""
+        module = self.arguments[1] if self.arguments[:1] == ("-m",) else ""
+        return [name for name in (*PACKAGES, *PACKAGES_OF_MODULES.get(module, ())) if find_spec(name) is None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +88,11 @@ def steps(memory_gb: float) -> list[Step]:
     batches = next(sizes for least, sizes in BATCHES if memory_gb >= least)
     made = [
         Step("doctor", ("-m", "polyvox", "doctor")),
-        Step("kernels", ("-m", "pytest", "-q", *files)),
-        Step("parity", ("-m", "pytest", "-q", *parity, "-k", "float32")),
+        Step("kernels", (*PYTEST, *files)),
+        Step("parity", (*PYTEST, *parity, "-k", "float32")),
         Step("errors", ("benchmarks/kernels.py", "--batch", "1,8,64")),
         Step("prompts", ("benchmarks/kernels.py", "--only", "prompts", "--prompt", "200", "--batch", "1,8")),
+        Step("prompts-256", ("benchmarks/kernels.py", "--only", "prompts", "--prompt", "256", "--batch", "1")),
         Step("checks", ("benchmarks/gpu_checks.py", "--size", "0.6B")),
     ]
     for model, least in (("0.6B", 0), ("1.7B", MIN_GB_OF_1_7B)):
@@ -146,6 +161,8 @@ def main() -> None:
     if unknown := [name for name in names if not any(step.name.startswith(name) for step in chosen)]:
         sys.exit(f"Invalid value for '--only': {unknown[0]!r} is none of {', '.join(step.name for step in chosen)}")
     chosen = [step for step in chosen if not names or step.name.startswith(tuple(names))]
+    if missing := [f"{step.name}: {', '.join(step.missing)}" for step in chosen if step.missing]:
+        sys.exit("\n".join(["Packages are missing; install them, or choose other steps with --only.", *missing]))
     given.folder.mkdir(parents=True, exist_ok=True)
     about = machine()
     outcomes: list[Outcome] = []

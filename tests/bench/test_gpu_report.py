@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from benchmarks import gpu_report
-from benchmarks.gpu_report import ROOT, Outcome, Step, report, run, steps
+from benchmarks.gpu_report import PACKAGES_OF_MODULES, ROOT, Outcome, Step, report, run, steps
 
 
 def python(name: str, program: str) -> Step:
@@ -45,9 +45,9 @@ def test_the_programs_of_the_steps_have_their_options() -> None:
 
 @pytest.mark.slow
 def test_the_tests_of_a_gpu_are_collected_without_web_packages() -> None:
-    """As on a machine with PyTorch, pytest and hypothesis only."""
+    """As on a machine with the packages that the report asks for: none of the server or the command line."""
     files = [name for step in steps(140) for name in step.arguments if name.startswith("tests/")]
-    web = ("aiohttp", "fastapi", "httpx", "openai", "uvicorn", "websockets")
+    web = ("aiohttp", "fastapi", "httpx", "openai", "uvicorn", "websockets", *PACKAGES_OF_MODULES["polyvox"])
     program = f"""
 import sys, pytest
 sys.modules.update(dict.fromkeys({web}))
@@ -199,3 +199,15 @@ def test_all_steps_run_and_a_failure_is_the_exit_status(
     monkeypatch.setattr(sys, "argv", ["gpu_report.py", str(tmp_path), "--only", "good,worse"])
     with pytest.raises(SystemExit, match="Invalid value for '--only': 'worse' is none of good, bad-1, bad-2"):
         gpu_report.main()
+
+
+def test_missing_packages_are_named_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = {"pytest", "rich", "soxr"}
+    monkeypatch.setattr(gpu_report, "find_spec", lambda name: None if name in absent else name)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(total_memory=8e9))
+    monkeypatch.setattr(sys, "argv", ["gpu_report.py", str(tmp_path / "made"), "--only", "doctor,parity,errors"])
+    with pytest.raises(SystemExit) as ended:
+        gpu_report.main()
+    assert str(ended.value.code).splitlines()[1:] == ["doctor: soxr, rich", "parity: soxr, pytest", "errors: soxr"]
+    assert not (tmp_path / "made").exists()

@@ -4,6 +4,7 @@
     cd tests && python -m kernels.compiling --gpu 80,90 --model 1.7B --streams 64
 
 A launch must fit the architecture's shared memory and registers, and add in the order that order_of_sums.py requires.
+The loop of attention of large batches has no more shuffles than loop_shuffles.py allows.
 Prints a line per GPU and kernel.
 """
 
@@ -24,6 +25,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.loop_shuffles import assert_few_shuffles
 from kernels.order_of_sums import RotaryOrders, assert_order_of_loops
 from kernels.rounded_products import assert_rounded
 from polyvox.engine.config import PAGE, EngineConfig
@@ -138,6 +140,8 @@ def compile_for(launch: Launch, rotary: RotaryOrders) -> Usage:
         assert_order_of_loops(launch, made.asm["ttgir"])
     elif launch.name == "rotary_kernel":
         rotary.add(launch, made.asm["ttgir"])
+    elif launch.name == "large_batch_kernel":
+        assert_few_shuffles(launch, made.asm["ptx"])
     assert_rounded(launch, made.asm["ptx"])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])

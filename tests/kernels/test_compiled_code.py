@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from kernels.loop_shuffles import assert_few_shuffles, shuffles_in_loops
 from kernels.order_of_sums import RotaryOrders, assert_order_of_loops
-from kernels.rounded_products import assert_rounded, fused_products, fused_roundings
+from kernels.rounded_products import assert_rounded, fused_products, fused_roundings, fusible_products
 from polyvox.kernels.launches import Launch
 
 WIDE, NARROW = (
@@ -70,6 +71,29 @@ def test_a_sum_a_product_and_sums_in_float32_are_accepted(code: str) -> None:
     assert not fused_products(code)
 
 
+PRODUCT_AND_SUM = "mul.bf16x2 \t%r3, %r1, %r2;\nadd.bf16x2 \t%r5, %r4, %r3;"
+MOVED = "mul.f16 \t%rs3, %rs1, %rs2;\nmov.b32 \t%r1, {%rs3, %rs4};\nmov.b32 \t%r2, %r1;\nsub.ftz.f16x2 \t%r4, %r2, %r3;"
+
+
+@pytest.mark.parametrize(
+    ("code", "num_found"),
+    [
+        (PRODUCT_AND_SUM, 1),
+        (MOVED, 1),
+        (MOVED.replace("%r1, {%rs3, %rs4}", "{%rs3, %rs4}, %r1"), 0),  # from a word, not to it
+        (PRODUCT_AND_SUM.replace("mul.", "mul.rn."), 0),
+        (PRODUCT_AND_SUM.replace("add.", "add.rn."), 0),
+        (PRODUCT_AND_SUM.replace("%r4, %r3;", "%r4, %r6;"), 0),
+        (PRODUCT_AND_SUM.replace("bf16x2", "f32"), 0),
+    ],
+)
+def test_a_product_that_the_assembler_may_fuse_is_found(code: str, num_found: int) -> None:
+    assert len(fusible_products(code)) == num_found
+    if num_found:
+        with pytest.raises(AssertionError):
+            assert_rounded(launch("norm_kernel"), code)
+
+
 def sum_of(layout: str, rows: int = 64) -> str:
     return f"    }}) : (tensor<{rows}x64xf32, {layout}>) -> tensor<{rows}xf32, #ttg.slice<{{dim = 1}}>>\n"
 
@@ -114,3 +138,24 @@ def test_norms_that_add_in_several_orders_are_found(other: str, keys: str, num_d
         given = launch("rotary_kernel", of_keys, DIM=128, NORM=True)
         found.add(given, f"#blocked = {layout}\n" + sum_of("#blocked", rows))
     assert len(found.differing()) == num_differing
+
+
+def loop_with(shuffles: int) -> str:
+    shuffle = "\tshfl.sync.bfly.b32 \t%r2, %r1, 16, 31, -1;\n"
+    rows = ["$L__BB0_1:", "\t@%p1 bra \t$L__BB0_4;", 9 * shuffle + "$L__BB0_2:", "\t@%p2 bra \t$L__BB0_3;"]
+    rows += [shuffles * shuffle + "$L__BB0_3:", "\t@%p3 bra \t$L__BB0_2;", 9 * shuffle + "$L__BB0_4:", "\tret;"]
+    return "\n".join(rows)
+
+
+def test_shuffles_in_a_loop_are_counted() -> None:
+    code = loop_with(12)
+    assert shuffles_in_loops(code) == 12
+    assert shuffles_in_loops(code.replace("@%p3 bra \t$L__BB0_2", "@%p3 bra \t$L__BB0_4")) == 0
+
+
+@pytest.mark.parametrize(("group", "lanes", "most"), [(2, 4, 12), (1, 4, 6), (2, 1, 20)])
+def test_more_shuffles_than_those_of_the_scores_are_found(group: int, lanes: int, most: int) -> None:
+    given = launch("large_batch_kernel", GROUP=group, LANES=lanes)
+    assert_few_shuffles(given, loop_with(most))
+    with pytest.raises(AssertionError):
+        assert_few_shuffles(given, loop_with(most + 1))

@@ -31,5 +31,7 @@ def quantize_heads(x, LARGEST: tl.constexpr, TO: tl.constexpr):
     largest = tl.maximum(tl.max(tl.abs(x), 1), 1e-30)
     values = x * tl.div_rn(LARGEST, largest)[:, None]
     if TO.is_int():
+        # The maximum keeps the compiler from fusing product and sum, so that the product is rounded as in PyTorch.
+        values = tl.maximum(values, -LARGEST)
         values = (values + 12582912.0) - 12582912.0  # 1.5 · 2^23: rounds to an integer, ties to even
     return values.to(TO), tl.div_rn(largest, LARGEST)

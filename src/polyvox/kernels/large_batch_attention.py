@@ -17,7 +17,6 @@ Grid: one program per KV head and row; the KV heads of a row are next to each ot
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 MAX_GROUP = 2  # query heads per KV head
 MIN_ROWS = 17  # fewer leave most multiprocessors idle
 THREADS, LOAD = 32, 16  # of a warp; bytes per thread and load
-DEPTH, WARPS = 2, 1  # positions per lane and block; warps of a program
+WARPS = 1  # of a program
 
 
 def supports(qkv: Tensor, _rotation: HeadRotation, cache: PagedRows) -> bool:
@@ -60,23 +59,23 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
         qkv, *rotation.launch_tensors(qkv), *cache.launch_tensors(qkv), out,
         qkv.stride(0), *cache.launch_strides(pack), rotation.eps, dim**-0.5 * LOG2_E,
         NORM=rotation.norms is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, PACK=pack,
-        PAGE=cache.page, LANES=max(1, WARPS * THREADS * LOAD // (dim * cache.keys.itemsize)), DEPTH=DEPTH,
+        PAGE=cache.page, LANES=max(1, WARPS * THREADS * LOAD // (dim * cache.keys.itemsize)),
         PREFETCH=not cache.is_single_page or overlapping["OVERLAP"], LARGEST=LARGEST.get(cache.keys.dtype),
         **overlapping, num_warps=WARPS,
     )  # fmt: skip
     return out
 
 
-@partial(Kernel, fuse=False)
+@Kernel
 def large_batch_kernel(
     qkv, q_weight, k_weight, cos, sin, keys, values, key_scales, value_scales, tables, slots, positions, out,
     qkv_row, page_stride, offset_stride, head_stride, table_row, eps, scale,
     NORM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    PACK: tl.constexpr, PAGE: tl.constexpr, LANES: tl.constexpr, DEPTH: tl.constexpr, PREFETCH: tl.constexpr,
-    LARGEST: tl.constexpr, OVERLAP: tl.constexpr,
+    PACK: tl.constexpr, PAGE: tl.constexpr, LANES: tl.constexpr, PREFETCH: tl.constexpr, LARGEST: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Strides of the cache are in words of 32 bits, each PACK elements."""
-    BLOCK: tl.constexpr = LANES * DEPTH
+    BLOCK: tl.constexpr = 2 * LANES
     WORDS: tl.constexpr = DIM // PACK
     kv_head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -86,17 +85,17 @@ def large_batch_kernel(
     FACTOR: tl.constexpr = 1.0 if cache_type.is_int() else 256.0
     last = tl.load(positions + row).to(tl.int32)
     table = tables + tl.load(slots + row) * table_row
-    offset = tl.arange(0, DEPTH)[None, :] * LANES + tl.arange(0, LANES)[:, None]
+    lane = tl.arange(0, LANES)
     past_keys = keys.to(tl.pointer_type(tl.int32)) + kv_head * head_stride
     past_values = values.to(tl.pointer_type(tl.int32)) + kv_head * head_stride
     past_key_scales, past_value_scales = key_scales + kv_head * PAGE, value_scales + kv_head * PAGE
-    page = tl.load(table + offset // PAGE, mask=offset < last, other=0)
+    pages = find_pages(table, lane, last, LANES, PAGE)
     if PREFETCH:
-        key, value, key_scale, value_scale = load_positions(
-            past_keys, past_values, past_key_scales, past_value_scales, page, offset, last, page_stride, offset_stride,
-            KV_HEADS, WORDS, PAGE, FACTOR, LARGEST,
+        key, value, key_scale, value_scale = load_block(
+            past_keys, past_values, past_key_scales, past_value_scales, pages, lane, last, page_stride, offset_stride,
+            KV_HEADS, WORDS, LANES, PAGE, FACTOR, LARGEST,
         )  # fmt: skip
-        page = tl.load(table + (BLOCK + offset) // PAGE, mask=BLOCK + offset < last, other=0)
+        pages = find_pages(table, BLOCK + lane, last, LANES, PAGE)
 
     # The row's own key, value and queries.
     own_page = tl.load(table + last // PAGE)
@@ -134,7 +133,7 @@ def large_batch_kernel(
         own_value = tl.sum(stored_value.to(tl.float32) * own_value_scale[:, None], 0)
 
     # Each lane starts with the score of the own position as its maximum; lane 0 has its value.
-    denominator = tl.where(tl.arange(0, LANES) == 0, 1.0, 0.0)
+    denominator = tl.where(lane == 0, 1.0, 0.0)
     bias_sum = denominator * 0.0
     acc = denominator[:, None] * own_value[None, :]
     running_max = tl.zeros([LANES], tl.float32) + tl.sum(query * own_key, 0)
@@ -145,27 +144,28 @@ def large_batch_kernel(
         denominator_1, bias_sum_1, acc_1 = denominator, bias_sum, acc
 
     for begin in range(0, last, BLOCK):
-        after = begin + BLOCK + offset
+        position = begin + lane
         if PREFETCH:
-            next_key, next_value, next_key_scale, next_value_scale = load_positions(
-                past_keys, past_values, past_key_scales, past_value_scales, page, after, last, page_stride,
-                offset_stride, KV_HEADS, WORDS, PAGE, FACTOR, LARGEST,
+            next_key, next_value, next_key_scale, next_value_scale = load_block(
+                past_keys, past_values, past_key_scales, past_value_scales, pages, position + BLOCK, last, page_stride,
+                offset_stride, KV_HEADS, WORDS, LANES, PAGE, FACTOR, LARGEST,
             )  # fmt: skip
-            page = tl.load(table + (BLOCK + after) // PAGE, mask=BLOCK + after < last, other=0)
+            pages = find_pages(table, position + 2 * BLOCK, last, LANES, PAGE)
         else:
-            key, value, key_scale, value_scale = load_positions(
-                past_keys, past_values, past_key_scales, past_value_scales, page, begin + offset, last, page_stride,
-                offset_stride, KV_HEADS, WORDS, PAGE, FACTOR, LARGEST,
+            key, value, key_scale, value_scale = load_block(
+                past_keys, past_values, past_key_scales, past_value_scales, pages, position, last, page_stride,
+                offset_stride, KV_HEADS, WORDS, LANES, PAGE, FACTOR, LARGEST,
             )  # fmt: skip
-            page = tl.load(table + after // PAGE, mask=after < last, other=0)
-        visible = begin + offset < last
-        wide_key, wide_value = unpack(key, cache_type), unpack(value, cache_type)
-        running_max, denominator, bias_sum, acc = attend_positions(
+            pages = find_pages(table, position + BLOCK, last, LANES, PAGE)
+        visible = position < last, position + LANES < last
+        wide_key = unpack(key[0], cache_type), unpack(key[1], cache_type)
+        wide_value = unpack(value[0], cache_type), unpack(value[1], cache_type)
+        running_max, denominator, bias_sum, acc = attend_block(
             query, key_bias, wide_key, wide_value, key_scale, value_scale, visible,
             running_max, denominator, bias_sum, acc, LARGEST,
         )  # fmt: skip
         if GROUP == 2:
-            running_max_1, denominator_1, bias_sum_1, acc_1 = attend_positions(
+            running_max_1, denominator_1, bias_sum_1, acc_1 = attend_block(
                 query_1, key_bias_1, wide_key, wide_value, key_scale, value_scale, visible,
                 running_max_1, denominator_1, bias_sum_1, acc_1, LARGEST,
             )  # fmt: skip
@@ -179,15 +179,44 @@ def large_batch_kernel(
 
 
 @Kernel
+def find_pages(table, position, last, LANES: tl.constexpr, PAGE: tl.constexpr):
+    """The pages of positions [LANES], and of those LANES later."""
+    later = position + LANES
+    page = tl.load(table + position // PAGE, mask=position < last, other=0)
+    return page, tl.load(table + later // PAGE, mask=later < last, other=0)
+
+
+@Kernel
+def load_block(
+    keys, values, key_scales, value_scales, pages, position, last, page_stride, offset_stride,
+    KV_HEADS: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr, PAGE: tl.constexpr, FACTOR: tl.constexpr,
+    LARGEST: tl.constexpr,
+):  # fmt: skip
+    """Keys, values and their scales, each a pair: those of positions [LANES], and of those LANES later.
+
+    An axis for the two would be distributed over threads, whose sums then need an exchange.
+    """
+    key, value, key_scale, value_scale = load_positions(
+        keys, values, key_scales, value_scales, pages[0], position, last, page_stride, offset_stride,
+        KV_HEADS, WORDS, PAGE, FACTOR, LARGEST,
+    )  # fmt: skip
+    later_key, later_value, later_key_scale, later_value_scale = load_positions(
+        keys, values, key_scales, value_scales, pages[1], position + LANES, last, page_stride, offset_stride,
+        KV_HEADS, WORDS, PAGE, FACTOR, LARGEST,
+    )  # fmt: skip
+    return (key, later_key), (value, later_value), (key_scale, later_key_scale), (value_scale, later_value_scale)
+
+
+@Kernel
 def load_positions(
     keys, values, key_scales, value_scales, page, position, last, page_stride, offset_stride,
     KV_HEADS: tl.constexpr, WORDS: tl.constexpr, PAGE: tl.constexpr, FACTOR: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [LANES, DEPTH, WORDS] of positions [LANES, DEPTH], and their scales; zeros from last on."""
+    """Keys and values [LANES, WORDS] of positions [LANES], and their scales; zeros from last on."""
     visible = position < last
-    at = (page * page_stride + (position % PAGE) * offset_stride)[:, :, None] + tl.arange(0, WORDS)[None, None, :]
-    key = tl.load(keys + at, mask=visible[:, :, None], other=0)
-    value = tl.load(values + at, mask=visible[:, :, None], other=0)
+    at = (page * page_stride + (position % PAGE) * offset_stride)[:, None] + tl.arange(0, WORDS)[None, :]
+    key = tl.load(keys + at, mask=visible[:, None], other=0)
+    value = tl.load(values + at, mask=visible[:, None], other=0)
     key_scale, value_scale = position, position  # not used
     if LARGEST is not None:
         at_scale = page * KV_HEADS * PAGE + position % PAGE
@@ -198,7 +227,7 @@ def load_positions(
 
 @Kernel
 def unpack(words, TYPE: tl.constexpr):
-    """Words [A, B, C] as elements [A, B, C · elements per word] in float32.
+    """Words [A, B] as elements [A, B · elements per word] in float32.
 
     Elements of int8 have 1,152 added, and those of float8 are divided by 256; large_batch_kernel corrects both.
     """
@@ -217,7 +246,7 @@ def unpack(words, TYPE: tl.constexpr):
             # Sign, exponent and mantissa of a float16, whose exponent has 8 more.
             even = unpack_halves(((words << 8) & -2147450880) | ((words << 7) & 0x3F803F80))
             wide = tl.join(even, unpack_halves((words & -2147450880) | ((words >> 1) & 0x3F803F80)))
-        wide = tl.reshape(wide, [words.shape[0], words.shape[1], words.shape[2] * (32 // TYPE.primitive_bitwidth)])
+        wide = tl.reshape(wide, [words.shape[0], words.shape[1] * (32 // TYPE.primitive_bitwidth)])
     return wide
 
 
@@ -229,24 +258,31 @@ def unpack_halves(words):
 
 
 @Kernel
-def attend_positions(
+def attend_block(
     query, key_bias, key, value, key_scale, value_scale, visible, running_max, denominator, bias_sum, acc,
     LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """Add positions [LANES, DEPTH] to the running softmax of each lane."""
-    score = tl.sum(key * query[None, None, :], 2)
+    """Add the positions of a pair of keys and values [LANES, DIM] to the running softmax of each lane."""
+    score = score_positions(query, key_bias, key[0], key_scale[0], visible[0], LARGEST)
+    later_score = score_positions(query, key_bias, key[1], key_scale[1], visible[1], LARGEST)
+    new_max = tl.maximum(running_max, tl.maximum(score, later_score))
+    rescale = tl.exp2(running_max - new_max)
+    weight, later_weight = tl.exp2(score - new_max), tl.exp2(later_score - new_max)
+    denominator = denominator * rescale + (weight + later_weight)
+    if LARGEST is not None:
+        weight, later_weight = weight * value_scale[0], later_weight * value_scale[1]
+        bias_sum = bias_sum * rescale + (weight + later_weight)
+    acc = acc * rescale[:, None] + (weight[:, None] * value[0] + later_weight[:, None] * value[1])
+    return new_max, denominator, bias_sum, acc
+
+
+@Kernel
+def score_positions(query, key_bias, key, key_scale, visible, LARGEST: tl.constexpr):
+    """The scores of positions [LANES]."""
+    score = tl.sum(key * query[None, :], 1)
     if LARGEST is not None:
         score = (score - key_bias) * key_scale
-    score = tl.where(visible, score, float("-inf"))
-    new_max = tl.maximum(running_max, tl.max(score, 1))
-    rescale = tl.exp2(running_max - new_max)
-    weight = tl.exp2(score - new_max[:, None])
-    denominator = denominator * rescale + tl.sum(weight, 1)
-    if LARGEST is not None:
-        weight *= value_scale
-        bias_sum = bias_sum * rescale + tl.sum(weight, 1)
-    acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * value, 1)
-    return new_max, denominator, bias_sum, acc
+    return tl.where(visible, score, float("-inf"))
 
 
 @Kernel
@@ -271,6 +307,16 @@ def rotate_head(start, weight, low_cos, high_cos, low_sin, high_sin, eps, NORM: 
         )
         low = (low_weight * (low * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
         high = (high_weight * (high * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-    low_out = (low * low_cos).to(dtype).to(tl.float32) + (high * low_sin).to(dtype).to(tl.float32)
-    high_out = (high * high_cos).to(dtype).to(tl.float32) + (low * high_sin).to(dtype).to(tl.float32)
+    low_out = round_product(low * low_cos, dtype) + round_product(high * low_sin, dtype)
+    high_out = round_product(high * high_cos, dtype) + round_product(low * high_sin, dtype)
     return tl.reshape(tl.permute(tl.join(low_out, high_out), [1, 0]), [DIM]).to(dtype)
+
+
+@Kernel
+def round_product(product, dtype: tl.constexpr):
+    """A product in float32, rounded to a type: the compiler cannot fuse it with the sum that follows.
+
+    The maximum prevents that. It keeps NaN, and minus infinity in 16 bits, to which the constant rounds.
+    """
+    least = -3.4028234663852886e38  # of float32
+    return tl.maximum(product, least, propagate_nan=tl.PropagateNan.ALL).to(dtype).to(tl.float32)

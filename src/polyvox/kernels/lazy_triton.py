@@ -13,7 +13,8 @@ class Kernel:
 
     The function's module imports `tl` only for the type checker and must postpone annotations. The kernel is not
     specialised on the values of the arguments in do_not_specialize. Without `fuse`, the compiler rounds each product
-    before it is added; otherwise it may compute product and sum with one rounding, also those of 16-bit values.
+    before it is added; otherwise it may compute product and sum with one rounding, also those of 16-bit values. A
+    function that a kernel calls is compiled with the kernel's setting, and cannot have one.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Kernel:
             scope = self.function.__globals__
             scope["tl"] = triton.language
             for name in self.function.__code__.co_names:
-                if isinstance(scope.get(name), Kernel):
-                    scope[name] = scope[name].jit
+                if isinstance(called := scope.get(name), Kernel):
+                    if called.options:
+                        raise TypeError(f"{name} has fuse=False, but the kernel that calls it decides")
+                    scope[name] = called.jit
             self._jit = triton.jit(self.function, do_not_specialize=self.do_not_specialize)
         return self._jit
 
