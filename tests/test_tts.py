@@ -342,6 +342,30 @@ def test_a_stream_is_an_async_iterator(embedded: LoadedTTS) -> None:
     np.testing.assert_allclose(np.concatenate(asyncio.run(read())), expected, atol=1e-4)
 
 
+def test_a_loop_over_a_cancelled_stream_ends(embedded: LoadedTTS) -> None:
+    stream = embedded.stream(TEXT)
+    for _ in stream:
+        stream.cancel()
+        break
+    for _ in stream:
+        pass  # chunks that had been decoded
+    assert stream.finish_reason == "cancelled"
+
+
+def test_an_async_loop_over_a_cancelled_stream_ends(embedded: LoadedTTS) -> None:
+    async def read() -> None:
+        stream = embedded.stream(TEXT)
+        async for _ in stream:
+            stream.cancel()
+            break
+        async with asyncio.timeout(60):
+            async for _ in stream:
+                pass  # chunks that had been decoded
+        assert stream.finish_reason == "cancelled"
+
+    asyncio.run(read())
+
+
 def test_a_failed_engine_is_replaced(loaded: Loaded) -> None:
     with TTS(loaded("custom_voice", "float32").model) as tts:
         broken = tts.engine
