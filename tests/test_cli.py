@@ -162,6 +162,7 @@ def test_an_error_is_one_line_on_stderr(
     assert out == ""
     assert message in err
     assert "Traceback" not in err
+    assert "left out" not in err
     assert list(tmp_path.iterdir()) == []
 
 

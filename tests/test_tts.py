@@ -215,6 +215,14 @@ def test_invalid_arguments_are_rejected_at_once(
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("language", ["en", "en-GB", "English", "en_us"])
+def test_a_language_may_be_given_by_its_code(language: str, embedded: LoadedTTS) -> None:
+    expected = embedded.say("Hello.", language="english", seed=5, max_frames=4).samples
+    assert np.array_equal(embedded.say("Hello.", language=language, seed=5, max_frames=4).samples, expected)
+    assert embedded.stream("Hello.", language=language)._stream.request.language == "english"
+    assert embedded.read("Hello.", language=language).request.language == "english"
+
+
 def test_max_frames_may_exceed_the_default_of_the_checkpoint(embedded: LoadedTTS) -> None:
     config = embedded.model.config
     request = Request("Hello.", max_frames=config.max_frames + 100, guard=False)

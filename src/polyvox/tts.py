@@ -35,6 +35,7 @@ from polyvox.models.registry import LoadOptions, load_model
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
 from polyvox.progress import showing_progress
 from polyvox.text import TextRules
+from polyvox.text.languages.language_codes import language_name
 from polyvox.voices import VoiceLibrary
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,13 @@ class TTS:
         """The names that `language` accepts."""
         return list(self.model.info().languages)
 
+    def language_for(self, language: str) -> str:
+        """The name of a language from its name or code. Raises InvalidRequest if the model does not speak it."""
+        name = language_name(language) if isinstance(language, str) else ""
+        if name not in self.languages:
+            raise InvalidRequest("language", language, self.languages)
+        return name
+
     def clone(self, recording: str | Path | Samples, text: str | None = None) -> ClonedVoice:
         """Clone the voice of a recording (a Base model only): an audio file, or samples at `sample_rate`.
 
@@ -155,7 +163,7 @@ class TTS:
         max_frames: int | None = None,
     ) -> Audio:
         """Speak a text and return the whole clip. The arguments are those of `stream`."""
-        voice = self.voice_for(voice)
+        voice, language = self.voice_for(voice), self.language_for(language)
         request = Request(text, voice, language, instructions, seed, layout, sampling, max_frames, whole_file=True)
         stream = SpeechStream(self.engine.submit(request), self.sample_rate)
         return stream.audio(list(stream))
@@ -175,13 +183,14 @@ class TTS:
     ) -> "SpeechStream":
         """Speak a text chunk by chunk. Raises InvalidRequest at once if an argument is invalid.
 
-        voice: one of `voices`, by default the first, or a cloned voice for a Base model. language: one of `languages`.
-        instructions: how to speak, for models that support it. seed: the same seed gives the same speech; by default a
-        random one. layout: "whole" puts all text before the first frame, "streaming" one token per frame; by default
-        the checkpoint's. sampling: overrides the checkpoint's. max_frames: maximum length in frames of 80 ms. live:
-        text may be appended until finish_text. trim_silence: drop silence before the first sound.
+        voice: one of `voices`, by default the first, or a cloned voice for a Base model. language: one of `languages`,
+        or its code, such as en or en-GB. instructions: how to speak, for models that support it. seed: the same seed
+        gives the same speech; by default a random one. layout: "whole" puts all text before the first frame,
+        "streaming" one token per frame; by default the checkpoint's. sampling: overrides the checkpoint's. max_frames:
+        maximum length in frames of 80 ms. live: text may be appended until finish_text. trim_silence: drop silence
+        before the first sound.
         """
-        voice = self.voice_for(voice)
+        voice, language = self.voice_for(voice), self.language_for(language)
         request = Request(
             text, voice, language, instructions, seed, layout, sampling, max_frames, live, trim_silence=trim_silence
         )
@@ -206,7 +215,7 @@ class TTS:
         keep: a folder for finished sentences, from which an interrupted run resumes. word_times: estimate the times of
         the words of each sentence. The others are as in `stream`.
         """
-        info = self.model.info()
+        info, language = self.model.info(), self.language_for(language)
         rules = replace(
             rules or TextRules(language), phonemes=info.takes_phonemes, default_language=info.default_language
         )

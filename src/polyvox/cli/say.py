@@ -39,7 +39,9 @@ def say(
     ] = None,
     play: Annotated[bool, typer.Option("--play", help="Play the audio while it is generated.")] = False,
     voice: Annotated[str | None, typer.Option("--voice", "-v", help="Voice.", show_default="the first one")] = None,
-    language: Annotated[str, typer.Option("--language", "-l", help="auto, or a language of the model.")] = "auto",
+    language: Annotated[
+        str, typer.Option("--language", "-l", help="auto, or a language of the model, such as english, en or en-GB.")
+    ] = "auto",
     instructions: Annotated[
         str | None, typer.Option("--instructions", "-i", help="How to speak, for models that support it.")
     ] = None,

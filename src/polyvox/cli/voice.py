@@ -155,7 +155,9 @@ def design(
     ] = None,
     base: Annotated[str | None, typer.Option(help="Base model that the voice is stored for.")] = None,
     say: Annotated[str, typer.Option(help="Text of the sample, which becomes the transcript of the voice.")] = SAMPLE,
-    language: Annotated[str, typer.Option("--language", "-l", help="auto, or a language of the model.")] = "auto",
+    language: Annotated[
+        str, typer.Option("--language", "-l", help="auto, or a language of the model, such as english, en or en-GB.")
+    ] = "auto",
     seed: Annotated[int | None, typer.Option(help="Random seed; another seed gives another voice.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the sample.", show_default="NAME.wav")
