@@ -139,6 +139,7 @@ def test_say_plays_the_audio(
         (["serve", "--lexicon", "nowhere.txt", "--port", "0"], 2, "Invalid value for 'lexicon'"),
         (["serve", "--host", "256.0.0.1"], 2, "Invalid value for 'host'"),
         (["serve", "--memory", "0"], 2, "Invalid value for 'memory_gb'"),
+        (["serve", "--api-keys", "", "--port", "0"], 2, "Invalid value for 'api_keys': must not be empty"),
         (["serve", "--weight-dtype", "int4"], 2, "Invalid value for 'weight_dtype'"),
         (["bench", "engine", "--weight-dtype", "int4"], 2, "Invalid value for 'weight_dtype'"),
         (["serve", "--host", "192.0.2.1"], 2, "got '192.0.2.1:8000'"),

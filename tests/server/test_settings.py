@@ -96,6 +96,7 @@ def test_flags_are_strings_as_in_the_environment() -> None:
         ("7", "lines such as"),
         ("1: 2", "lines such as"),
         ("a: [", "a readable YAML file"),
+        ("api_keys: ['']", "'api_keys': must not have an empty key. Source"),
         ("api_keys: [7]", "'api_keys'.*valid string. Source"),
     ],
 )
@@ -112,6 +113,8 @@ def test_an_invalid_file_is_rejected_with_key_value_and_source(text: str, messag
         ("POLYVOX_PROT", "1", r"must be one of host.* \(got 'POLYVOX_PROT'\)\. Source: environment\."),
         ("POLYVOX_PORT", "x", r"'port': .* \(got 'x'\)\. Source: environment\."),
         ("POLYVOX_VOICE_ALIASES", "alloy", "'voice_aliases': must be name=name pairs"),
+        ("POLYVOX_API_KEYS", "", "'api_keys': must not be empty.*without keys.* Source: environment"),
+        ("POLYVOX_API_KEYS", " , ", "'api_keys': must not be empty"),
     ],
 )
 def test_an_invalid_environment_is_rejected(
