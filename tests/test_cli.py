@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import wave
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,12 @@ import typer
 from rich.markup import render
 from safetensors.torch import load_file, save_file
 
+from conftest import LoadedTTS
 from polyvox import __version__
+from polyvox.__main__ import main as run
 from polyvox.audio import read_audio
 from polyvox.cli.main import build_app, main
+from polyvox.cli.say import with_progress_lines
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +100,55 @@ def test_say_resumes_an_interrupted_run(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "of 6 sentences are already done" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["a.wav"]
+
+
+def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path) -> None:
+    text = " ".join(f"This is sentence {number}." for number in range(40))
+    command = [sys.executable, "-m", "polyvox", "say", text, "-o", "a.wav"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        until = time.monotonic() + 120
+        while not list((tmp_path / "a.wav.parts").glob("*.npz")):
+            assert time.monotonic() < until
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate()
+    assert running.returncode == 130
+    last = err.splitlines()[-1]
+    assert re.fullmatch(r"Interrupted: \d+ of 40 sentences are done, kept in a\.wav\.parts\. Run the same .*", last)
+    assert "Traceback" not in err
+    assert list((tmp_path / "a.wav.parts").glob("*.npz"))
+
+
+@pytest.mark.parametrize("module", ["polyvox.cli.main", "polyvox.cli.say", "polyvox.tts"])
+def test_an_interrupted_start_prints_no_traceback(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupt(MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == module:
+                raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["polyvox", "say", "Hello."])
+    for name in ("polyvox.cli.main", "polyvox.cli.say", "polyvox.tts"):
+        monkeypatch.delitem(sys.modules, name)
+        package, _, attribute = name.rpartition(".")
+        monkeypatch.delattr(sys.modules[package], attribute, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    with pytest.raises(SystemExit, match="130"):
+        run()
+    assert capsys.readouterr().err == "Interrupted.\n"
+
+
+def test_progress_is_printed_every_ten_seconds_without_a_terminal(
+    embedded: LoadedTTS, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, now = embedded.read("One. Two. Three. Four."), iter([0.0, 4.0, 10.5, 11.0, 12.0, 20.0])
+    assert len(list(with_progress_lines(reader, lambda: next(now)))) == 4
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"2 of 4 sentences, \d+ s of audio", first)
+    assert rest == []
 
 
 def test_say_plays_the_audio(

@@ -4,7 +4,7 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Protocol, Self
@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from polyvox.audio.formats import Encoder, format_for_path
 from polyvox.audio.player import Player
 from polyvox.audio.samples import Samples
-from polyvox.cli.terminal import Device, Dtype, Model, VocoderDevice, console, load
+from polyvox.cli.terminal import Device, Dtype, Interrupted, Model, VocoderDevice, console, load
 from polyvox.errors import NOT_SHOWN, InvalidRequest
 from polyvox.files import write_atomically
 from polyvox.long_form import DEFAULT_PAUSES, LongFormReader, Sentence, SpokenSentence, split_text
@@ -25,6 +25,7 @@ from polyvox.text import Lexicon, Note, TextRules, load_lexicon
 from polyvox.text.phonemes import unmark_phonemes
 
 DEFAULT_OUTPUT = "speech.wav"
+PROGRESS_INTERVAL = 10.0  # seconds between two lines about the progress where stderr is no terminal
 SUBTITLES: dict[str, SubtitleFormat] = {".srt": "srt", ".vtt": "vtt"}
 
 
@@ -83,7 +84,10 @@ def say(
         reader = tts.read(content, voice, language, instructions, seed, None, speed, rules, keep, word_times)
         _print_resumed(reader)
         _print_notes(reader.notes, hint="Use --show-text to see the spoken text, --as-is to disable normalisation.")
-        _speak(reader, output, rate, play, subtitles)
+        try:
+            _speak(reader, output, rate, play, subtitles)
+        except KeyboardInterrupt:
+            raise Interrupted(_describe_interruption(reader, keep)) from None
         others = [name for name in tts.voices if name.lower() != (voice or tts.voices[0]).lower()]
         next_voice = f"Try another voice with --voice {others[0]}, or start" if others else "Start"
         console.print(f"{next_voice} a server with: polyvox serve")
@@ -232,8 +236,35 @@ def _print_notes(notes: list[Note], hint: str) -> None:
         console.print(f"Changed or left out of the text: {summary}. {hint}", soft_wrap=True)
 
 
+def _describe_interruption(reader: LongFormReader, keep: Path | None) -> str:
+    """What is kept of an interrupted run; a folder without a sentence is deleted."""
+    if reader.store is None or not len(reader.store):
+        if reader.store is not None:
+            reader.store.clear()
+        return "Interrupted."
+    done = f"{len(reader.store)} of {len(reader.sentences)} sentences are done, kept in {keep}"
+    return f"Interrupted: {done}. Run the same command again to resume, or delete that folder."
+
+
 def _with_progress(reader: LongFormReader) -> Iterator[SpokenSentence]:
-    """Iterate with a progress bar on stderr."""
+    """Iterate with a progress bar on stderr, or with a line every PROGRESS_INTERVAL seconds if it is no terminal."""
+    return _with_bar(reader) if console.is_terminal else with_progress_lines(reader)
+
+
+def with_progress_lines(
+    reader: LongFormReader, clock: Callable[[], float] = time.monotonic
+) -> Iterator[SpokenSentence]:
+    """Iterate and print how far the text is spoken, at most every PROGRESS_INTERVAL seconds."""
+    printed_at = clock()
+    for spoken in reader:
+        yield spoken
+        if clock() - printed_at >= PROGRESS_INTERVAL:
+            seconds = spoken.end / reader.engine.sample_rate
+            console.print(f"{spoken.index + 1} of {len(reader.sentences)} sentences, {seconds:.0f} s of audio")
+            printed_at = clock()
+
+
+def _with_bar(reader: LongFormReader) -> Iterator[SpokenSentence]:
     total = sum(len(sentence.text) + 1 for sentence in reader.sentences)
     columns = TextColumn("Speaking … {task.description}"), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as progress:

@@ -31,6 +31,10 @@ VocoderDevice = Annotated[str, typer.Option(help="Device of the vocoder: auto (t
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
 
 
+class Interrupted(Exception):
+    """The user pressed Ctrl-C. The message says what was kept."""
+
+
 def load(
     model: str | None,
     device: str,
