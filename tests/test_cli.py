@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
+import os
 import re
 import shutil
 import signal
@@ -251,9 +252,19 @@ def test_a_full_disk_is_reported() -> None:
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-m", "polyvox", "say", "Hello.", "-o", "-"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2
-    assert "No space left" in done.stderr
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "error: Cannot write to stdout: No space left on device."
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_ends_early_ends_the_command_without_an_error() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as closed:
+        command = [sys.executable, "-m", "polyvox", "say", "Hello.", "-o", "-"]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 141
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["Loaded"]
 
 
 def test_help_lists_the_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

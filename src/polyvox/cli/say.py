@@ -17,7 +17,7 @@ from polyvox.audio.formats import Encoder, format_for_path
 from polyvox.audio.player import Player
 from polyvox.audio.samples import Samples
 from polyvox.cli.terminal import Device, Dtype, Interrupted, Model, VocoderDevice, console, load
-from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError
 from polyvox.files import write_atomically
 from polyvox.long_form import DEFAULT_PAUSES, LongFormReader, Sentence, SpokenSentence, split_text
 from polyvox.subtitles import Cue, SubtitleFormat, format_subtitles, word_cues
@@ -25,6 +25,7 @@ from polyvox.text import Lexicon, Note, TextRules, load_lexicon
 from polyvox.text.phonemes import unmark_phonemes
 
 DEFAULT_OUTPUT = "speech.wav"
+BROKEN_PIPE = 141  # exit status when the reader of stdout has ended, as of a shell
 PROGRESS_INTERVAL = 10.0  # seconds between two lines about the progress where stderr is no terminal
 SUBTITLES: dict[str, SubtitleFormat] = {".srt": "srt", ".vtt": "vtt"}
 
@@ -162,7 +163,7 @@ class FileOutput:
 
 
 def _write_stdout(data: bytes) -> None:
-    """Write all bytes or raise: a pipe may close, a disk may be full, a write may be partial."""
+    """Write all bytes or raise: a disk may be full, a write may be partial. Ends the command if the pipe is closed."""
     try:
         rest = memoryview(data)
         while rest:
@@ -170,7 +171,10 @@ def _write_stdout(data: bytes) -> None:
         sys.stdout.buffer.flush()
     except (OSError, ValueError) as error:
         sys.stdout = None  # otherwise Python flushes it again at exit
-        raise InvalidRequest("--output", "-", f"cannot write to stdout: {error}") from None
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(BROKEN_PIPE) from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PolyvoxError(f"Cannot write to stdout: {reason}.") from None
 
 
 def _read_text(text: str | None, file: Path | None) -> str:
