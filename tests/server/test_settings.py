@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import yaml
@@ -242,3 +243,20 @@ def test_a_public_address_without_keys_prints_a_warning(
     printed = capsys.readouterr().err
     assert ("without authentication" in printed) == warned
     assert ("Bearer YOUR_API_KEY" in printed) == bool(keys)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_alias_of_an_unknown_voice_is_a_warning_when_the_engine_is_ready(
+    log_format: Literal["text", "json"],
+    engine: PausableEngine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    aliases = {"alloy": engine.info().voices[0], "Echo": "nobody"}
+    settings = Settings(voice_aliases=aliases, voices_dir=str(tmp_path), log_format=log_format)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        _print_summary(settings, listener, engine.info(), engine.stats(), {"total": 0.0})
+    warned = [record.__dict__["aliases"] for record in caplog.records if "voice_aliases" in record.message]
+    assert warned == ([["echo=nobody"]] if log_format == "json" else [])
+    assert ("no such voice in voice_aliases: echo=nobody.\n" in capsys.readouterr().err) == (log_format == "text")
