@@ -50,7 +50,7 @@ def test_say_writes_a_file_and_a_summary_to_stderr(tmp_path: Path) -> None:
 
 
 def test_say_writes_to_a_pipe(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert polyvox(monkeypatch, "say", "Hello.", "-o", "-") == 0
+    assert polyvox(monkeypatch, "say", "Hello", "there.", "-o", "-") == 0
     out, err = capfdbinary.readouterr()
     assert out.startswith(b"RIFF")
     assert b"real time" in err
@@ -175,16 +175,22 @@ def test_say_plays_the_audio(
             "Invalid value for 'voice': must be one of heart, michael (got 'bob').",
         ),
         (["say", "hi", "--language", "klingon"], 2, "'klingon'"),
-        (["say", ""], 2, "Invalid value for 'text'"),
+        (["say", ""], 2, "Invalid value for 'text': must have at least one word (got '')."),
+        (["say", "[pause:2s] [pause:1s]"], 2, "Invalid value for 'text': has only pauses"),
+        (
+            ["say", "hi", "--lexicon", "a.txt"],
+            2,
+            "'--lexicon': cannot be read: No such file or directory",
+        ),
         (["say", "hi", "--file", "a.txt"], 2, "cannot be combined with a text"),
         (["say", "--file", "a.txt"], 2, "No such file"),
         (["say", "hi", "--speed", "9"], 2, "Invalid value for 'speed': must be between 0.25 and 4 (got 9.0)."),
-        (["say", "hi", "-o", "a.ulaw", "--rate", "44100"], 2, "8000 for ulaw"),
+        (["say", "hi", "-o", "a.ulaw", "--rate", "44100"], 2, "'--rate': must be one of 8000 for ulaw (got 44100)."),
         (["say", "hi", "--subtitles", "a.txt"], 2, "must end in .srt or .vtt"),
-        (["say", "hi", "--word-times"], 2, "requires --subtitles"),
-        (["say", "<think>only thoughts</think>"], 2, "must have something to say"),
+        (["say", "hi", "--word-times"], 2, "Invalid value for '--word-times': requires --subtitles."),
+        (["say", "<think>only thoughts</think>"], 2, "must have at least one word"),
         (["say", "hi", "--seed", "-1"], 2, "(got -1)"),
-        (["say", "hi", "-o", "a.exe"], 2, "must end in one of .wav, .flac, .mp3"),
+        (["say", "hi", "-o", "a.exe"], 2, "'--output': must end in one of .wav, .wave, .flac, .mp3, .opus, .ogg,"),
         (["say", "hi", "-o", "nowhere/a.wav"], 2, "the folder does not exist"),
         (["say", "hi", "--voice", "[/]"], 2, "got '[/]'"),
         (["say", "hi", "--voice", "[bold]x"], 2, "got '[bold]x'"),
@@ -193,6 +199,17 @@ def test_say_plays_the_audio(
         (["say", "hi", "--device", "tpu"], 2, "must be auto, cpu, cuda or cuda:N (got 'tpu')"),
         (["say", "hi", "--dtype", "int4"], 2, "got 'int4'"),
         (["serve", "--lexicon", "nowhere.txt", "--port", "0"], 2, "Invalid value for 'lexicon'"),
+        (["serve", "--port", "abc"], 2, "'port': must be an integer between 0 and 65535 (got 'abc')."),
+        (["serve", "--keep-alive-timeout", "x"], 2, "'keep_alive_timeout': must be a number (got 'x')."),
+        (
+            ["voice", "design", "old", "--name", "anna"],
+            2,
+            "Missing option '--model': a VoiceDesign checkpoint",
+        ),
+        (["bench", "serve"], 2, "Give one of --base-url URL and --in-process."),
+        (["bench", "serve", "--concurrency", "1,0"], 2, "'--concurrency': must be a positive integer (got 0)."),
+        (["bench", "serve", "--rate", "x"], 2, "'--rate': must be comma-separated numbers, such as 1,2,4 (got 'x')."),
+        (["bench", "compare", "a", "b"], 2, "'file': cannot be read: No such file or directory (got 'a')."),
         (["serve", "--host", "256.0.0.1"], 2, "Invalid value for 'host'"),
         (["serve", "--memory", "0"], 2, "Invalid value for 'memory_gb'"),
         (["serve", "--api-keys", "", "--port", "0"], 2, "Invalid value for 'api_keys': must not be empty"),

@@ -294,7 +294,7 @@ def test_an_unreachable_server_gives_an_exit_status_and_a_reason(
             "--initial-load, which is 8",
         ),
         (("capacity", "--base-url", "http://h", "--plot", "x.gif"), ".html"),
-        (("compare", "a.json", "b.json"), "a result of"),
+        (("compare", "a.json", "b.json"), "cannot be read: No such file"),
         (("engine", "--batch", "0"), "positive integer"),
     ],
 )

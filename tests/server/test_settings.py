@@ -90,7 +90,7 @@ def test_flags_are_strings_as_in_the_environment() -> None:
     [
         ("prot: 1", r"must be one of host, port.* \(got 'prot'\)\. Source: .*polyvox.yaml"),
         ("port: 99999", r"'port': must be between 0 and 65535 \(got 99999\)\. Source: .*polyvox.yaml"),
-        ("port: x", "'port': must be a valid integer.*got 'x'"),
+        ("port: x", "'port': must be an integer between 0 and 65535 .*got 'x'"),
         ("public: [everything]", "'public': must be 'voices', 'models', 'metrics' or 'docs'"),
         ("max_queue_seconds: .nan", "'max_queue_seconds': must be a finite number"),
         ("- 1", "lines such as"),

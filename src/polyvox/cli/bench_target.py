@@ -19,7 +19,7 @@ from polyvox.bench.load_generator import client_lag, run_in_process, run_in_proc
 from polyvox.bench.metrics import RequestTrace
 from polyvox.bench.prompts import fingerprint
 from polyvox.bench.results import Conditions, Run, machine
-from polyvox.cli.terminal import Device, Dtype, console, load
+from polyvox.cli.terminal import Device, Dtype, UsageError, console, load
 from polyvox.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class TargetOptions:
     ) -> BenchTarget:
         """Prepares the target for these loads; the stack closes what was started."""
         if self.in_process == (self.base_url is not None):
-            raise InvalidRequest("base-url", self.base_url, "exactly one of --base-url and --in-process is required")
+            raise UsageError("Give one of --base-url URL and --in-process.")
         conditions = machine() | {"prompts": f"{len(texts)} texts, {fingerprint(texts)}", "note": self.note}
         if self.in_process:
             return self._open_engine(texts, loads, buffer, stack, conditions)

@@ -13,10 +13,19 @@ import numpy as np
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from polyvox.audio.formats import Encoder, format_for_path
+from polyvox.audio.formats import RATES, Encoder, format_for_path
 from polyvox.audio.player import Player
 from polyvox.audio.samples import Samples
-from polyvox.cli.terminal import Device, Dtype, Interrupted, Model, VocoderDevice, console, load
+from polyvox.cli.terminal import (
+    Device,
+    Dtype,
+    Interrupted,
+    Model,
+    VocoderDevice,
+    console,
+    load,
+    named_options,
+)
 from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError
 from polyvox.files import write_atomically
 from polyvox.long_form import DEFAULT_PAUSES, LongFormReader, Sentence, SpokenSentence, split_text
@@ -31,7 +40,9 @@ SUBTITLES: dict[str, SubtitleFormat] = {".srt": "srt", ".vtt": "vtt"}
 
 
 def say(
-    text: Annotated[str | None, typer.Argument(help="Text to speak; - or no argument reads stdin.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Text to speak; - or none reads stdin.", metavar="TEXT")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the text from a file.")] = None,
     output: Annotated[
         str | None,
@@ -49,7 +60,7 @@ def say(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same speech.")] = None,
     speed: Annotated[float, typer.Option(help="Speed from 0.25 to 4, at the same pitch.")] = 1.0,
-    rate: Annotated[int | None, typer.Option(help="Sample rate of the file, from 8000 to 48000.")] = None,
+    rate: Annotated[int | None, typer.Option(help=f"Sample rate of the file: {', '.join(map(str, RATES))}.")] = None,
     subtitles: Annotated[Path | None, typer.Option(help="Write subtitles to this file (.srt or .vtt).")] = None,
     word_times: Annotated[
         bool, typer.Option("--word-times", help="Write the estimated times of words to the subtitles.")
@@ -65,12 +76,14 @@ def say(
     vocoder_device: VocoderDevice = "auto",
 ) -> None:
     """Speak a text of any length. An interrupted run resumes when repeated."""
+    text = " ".join(words) if words else None
     if output is None and not play:
         output = DEFAULT_OUTPUT if sys.stdout.isatty() else "-"
     _check_outputs(output, rate, subtitles)
     if word_times and subtitles is None:
-        raise InvalidRequest("--word-times", word_times, "requires --subtitles")
-    rules = TextRules(language, load_lexicon(lexicon) if lexicon else Lexicon(), enabled=not as_is)
+        raise InvalidRequest("--word-times", NOT_SHOWN, "requires --subtitles")
+    with named_options(lexicon="--lexicon"):
+        rules = TextRules(language, load_lexicon(lexicon) if lexicon else Lexicon(), enabled=not as_is)
     content = _read_text(text, file)
     sentences, normalizer = split_text(content, rules)  # fails before the model is loaded
     if show_text:
@@ -205,7 +218,8 @@ def _check_outputs(output: str | None, rate: int | None, subtitles: Path | None)
             raise InvalidRequest("--output", output, "must be a file when stdout is a terminal")
     elif output is not None:
         _check_folder("--output", Path(output))
-        Encoder(format_for_path(output).name, 24_000, rate).close()
+        with named_options(path="--output", sample_rate="--rate"):
+            Encoder(format_for_path(output).name, 24_000, rate).close()
     if subtitles is not None:
         _check_folder("--subtitles", subtitles)
         if subtitles.suffix.lower() not in SUBTITLES:
