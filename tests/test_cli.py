@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from rich.markup import render
 from safetensors.torch import load_file, save_file
 
@@ -45,15 +46,28 @@ def test_say_writes_a_file_and_a_summary_to_stderr(tmp_path: Path) -> None:
     with wave.open(str(tmp_path / "hello.wav")) as file:
         assert file.getnframes() > 10_000
     assert done.stdout == ""
-    for part in ("hello.wav", "seed 7", "real time", "--voice michael"):
-        assert part in done.stderr
+    summary = r"Wrote \d\.\d\d s of speech to hello\.wav in \d+\.\d\d s \(\d+\.\d × real time\), seed 7"
+    assert re.fullmatch(summary, done.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "options", "tip"), [(True, "", True), (True, "--voice heart", False), (False, "", False)]
+)
+def test_a_user_at_a_terminal_who_chose_no_voice_gets_a_tip(
+    is_terminal: bool, options: str, tip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = Console(file=io.StringIO(), force_terminal=is_terminal)
+    monkeypatch.setattr("polyvox.cli.say.console", printed)
+    assert polyvox(monkeypatch, "say", "Hello.", "-o", str(tmp_path / "a.wav"), *options.split()) == 0
+    assert isinstance(printed.file, io.StringIO)
+    assert ("--voice michael, or start a server with" in printed.file.getvalue()) == tip
 
 
 def test_say_writes_to_a_pipe(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert polyvox(monkeypatch, "say", "Hello", "there.", "-o", "-") == 0
     out, err = capfdbinary.readouterr()
     assert out.startswith(b"RIFF")
-    assert b"real time" in err
+    assert b" s of speech to stdout in " in err
 
 
 def test_say_reads_stdin_and_writes_audio_and_subtitles(
@@ -63,7 +77,7 @@ def test_say_reads_stdin_and_writes_audio_and_subtitles(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Dr. Grey paid $3.\n\nThen she left.")))
     options = "-o a.flac --subtitles a.srt --rate 16000 --speed 1.5 --seed 3"
     assert polyvox(monkeypatch, "say", *options.split()) == 0
-    assert "Wrote a.flac, a.srt" in capsys.readouterr().err
+    assert re.search(r"Wrote .* to a.flac, subtitles to a.srt, in ", capsys.readouterr().err)
     first, second = (tmp_path / "a.srt").read_text().split("\n\n")
     assert first.endswith("Doctor Grey paid three dollars.")
     assert second.endswith("Then she left.\n")

@@ -102,9 +102,10 @@ def say(
             _speak(reader, output, rate, play, subtitles)
         except KeyboardInterrupt:
             raise Interrupted(_describe_interruption(reader, keep)) from None
-        others = [name for name in tts.voices if name.lower() != (voice or tts.voices[0]).lower()]
-        next_voice = f"Try another voice with --voice {others[0]}, or start" if others else "Start"
-        console.print(f"{next_voice} a server with: polyvox serve")
+        if voice is None and console.is_terminal:
+            others = tts.voices[1:]
+            next_voice = f"Try another voice with --voice {others[0]}, or start" if others else "Start"
+            console.print(f"{next_voice} a server with: polyvox serve")
 
 
 def _speak(reader: LongFormReader, output: str | None, rate: int | None, play: bool, subtitles: Path | None) -> None:
@@ -135,10 +136,11 @@ def _speak(reader: LongFormReader, output: str | None, rate: int | None, play: b
     if reader.store is not None:
         reader.store.clear()
     elapsed, seconds = time.perf_counter() - start, end / sample_rate
-    written = ", ".join(str(path) for path in (output, subtitles) if path)
-    action = f"Wrote {written}" if written else "Played"
-    speech = f"{seconds:.2f} s of speech in {elapsed:.2f} s ({seconds / elapsed:.1f} × real time)"
-    console.print(f"{action}: {speech}, seed {reader.seed}", soft_wrap=True)
+    summary = f"{'Played' if output is None else 'Wrote'} {seconds:.2f} s of speech"
+    summary += "" if output is None else f" to {'stdout' if output == '-' else output}"
+    summary += "" if subtitles is None else f", subtitles to {subtitles},"
+    taken = f"in {elapsed:.2f} s ({seconds / elapsed:.1f} × real time), seed {reader.seed}"
+    console.print(f"{summary} {taken}", soft_wrap=True)
     if num_cut:
         console.print(f"warning: {num_cut} of {num_sentences} sentences were cut. Try another --seed.")
 
