@@ -3,7 +3,6 @@
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +25,7 @@ from polyvox.cli.terminal import (
     load,
     named_options,
 )
+from polyvox.cli.text_notes import describe_notes
 from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError
 from polyvox.files import write_atomically
 from polyvox.long_form import DEFAULT_PAUSES, LongFormReader, Sentence, SpokenSentence, split_text
@@ -250,10 +250,8 @@ def _print_resumed(reader: LongFormReader) -> None:
 
 def _print_notes(notes: list[Note], hint: str) -> None:
     """Print what was changed or left out of the text."""
-    kinds = Counter(note.kind for note in notes)
-    if kinds:
-        summary = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
-        console.print(f"Changed or left out of the text: {summary}. {hint}", soft_wrap=True)
+    if notes:
+        console.print(f"{describe_notes(notes)} {hint}", soft_wrap=True)
 
 
 def _describe_interruption(reader: LongFormReader, keep: Path | None) -> str:
