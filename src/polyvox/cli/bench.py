@@ -71,17 +71,20 @@ def serve(
                 session.run(replace(load_, seed=options.seed + repeat), name)
     session.transcribe()
     runs, rows = session.runs, [row(run) for run in session.runs]
+    succeeded = any(run.summary.succeeded for run in runs)
     if options.as_json:
         written = [run.to_json() for run in runs]
         show_json({"conditions": session.conditions, "runs": written, "warnings": session.warnings})
-    else:
+    elif succeeded:
         for run in runs:
             typer.echo(serving_report(run))
         show_figures(HEADINGS, rows)
         session.print_warnings()
-    session.write_plots("Serving benchmark", plots.run_plots(runs), HEADINGS, rows)
-    if not any(run.summary.succeeded for run in runs):
+    else:
+        session.print_warnings()  # with the reasons
+    if not succeeded:
         raise typer.Exit(1)
+    session.write_plots("Serving benchmark", plots.run_plots(runs), HEADINGS, rows)
 
 
 @app.command()
