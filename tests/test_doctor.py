@@ -66,6 +66,9 @@ def test_this_machine_passes_all_checks(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "× real time" in found["embedded voice"]["message"]
     assert "mp3" in found["audio formats"]["message"]
     assert "streams" in found["model 0.6B"]["message"] or "does not fit" in found["model 0.6B"]["message"]
+    assert found["hub"]["message"].startswith(
+        ("downloads are allowed (not tried); in ", "offline (HF_HUB_OFFLINE); in ")
+    )
     assert "Traceback" not in err
 
 

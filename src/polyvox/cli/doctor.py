@@ -256,7 +256,7 @@ def hub() -> Iterator[Finding]:
 
     cache = Path(constants.HF_HUB_CACHE)
     cached = sorted(folder.name.removeprefix("models--Qwen--") for folder in cache.glob(PUBLISHED + "*"))
-    offline = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "online"
+    offline = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "downloads are allowed (not tried)"
     message = f"{offline}; in {cache}: {', '.join(cached) or 'no Qwen3-TTS models'}"
     if constants.HF_HUB_OFFLINE and not cached:
         yield Finding("hub", "warn", message, "unset HF_HUB_OFFLINE to download a model, or pass a folder as --model")
