@@ -298,6 +298,26 @@ def test_the_embedded_voice_speaks_in_bfloat16(embedded: LoadedTTS) -> None:
     assert abs(audio.seconds - embedded.say(TEXT).seconds) < 1
 
 
+def test_a_clip_may_be_spoken_faster_or_slower(embedded: LoadedTTS) -> None:
+    normal, fast = (embedded.say(TEXT, seed=1, speed=speed) for speed in (1.0, 2.0))
+    assert fast.seconds == pytest.approx(normal.seconds / 2, abs=0.001)
+    assert fast.seed == normal.seed
+    assert np.array_equal(normal.samples, embedded.say(TEXT, seed=1).samples)
+    with pytest.raises(InvalidRequest, match=r"'speed': must be between 0\.25 and 4"):
+        embedded.say(TEXT, speed=9)
+
+
+def test_objects_are_shown_with_what_a_user_needs(embedded: LoadedTTS) -> None:
+    assert repr(embedded) == "TTS('embedded', cpu, float32, voices=['heart', 'michael'])"
+    assert repr(Audio(np.zeros(36_000, np.float32), 24_000, 7, "stop")) == "Audio(1.50 s, 24000 Hz, seed 7)"
+
+
+def test_all_public_names_are_listed_and_a_checkpoint_is_loaded_by_name(checkpoints: Path) -> None:
+    assert set(polyvox.__all__) <= set(dir(polyvox))
+    with polyvox.load(model=checkpoints / "custom_voice", device="cpu") as tts:
+        assert repr(tts).startswith("TTS('custom_voice', cpu, float32, voices=[")
+
+
 def test_a_saved_file_has_the_samples(tmp_path: Path) -> None:
     samples = np.array([0.0, 0.5, -0.5, 1.0, -1.0], np.float32)
     path = tmp_path / "a.wav"

@@ -44,3 +44,7 @@ def __getattr__(name: str) -> object:
     if name not in _LATE:
         raise AttributeError(f"module 'polyvox' has no attribute {name!r}")
     return getattr(import_module(f"polyvox.{_LATE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

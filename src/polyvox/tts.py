@@ -20,7 +20,7 @@ from polyvox.audio.clip import FinishReason
 from polyvox.audio.excerpt import fit_recording
 from polyvox.audio.read import read_audio
 from polyvox.audio.samples import Samples
-from polyvox.audio.time_stretch import check_speed
+from polyvox.audio.time_stretch import TimeStretcher, check_speed
 from polyvox.caches import preload_triton, set_up_triton_cache
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
@@ -46,7 +46,7 @@ QUANTIZED_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def load(
-    path_or_id: str | Path | None = None,
+    model: str | Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
     progress: bool = False,
@@ -56,22 +56,19 @@ def load(
     kv_dtype: str = "auto",
     weight_dtype: str = "auto",
 ) -> "TTS":
-    """Load a checkpoint from a folder or a hub id; without one, the embedded voice.
+    """Load a checkpoint; without one, the embedded voice.
 
-    device: auto, cpu, cuda or cuda:N. dtype: auto (bfloat16 on CUDA, float32 elsewhere), bfloat16, float32 or float64.
-    progress: show a progress bar on stderr. config: of the engine. voices: the voice library, by default the user's.
-    vocoder_device: auto (the same device), cpu, cuda or cuda:N. kv_dtype: type of the KV cache, auto (int8 beside
-    bfloat16 on CUDA, else model), model (dtype), int8 or fp8; both need half the memory of bfloat16. weight_dtype: of
-    the matrices of talker and code predictor, auto (dtype), int8 or fp8.
+    model: a folder or a hub id. device: auto, cpu, cuda or cuda:N. dtype: auto (bfloat16 on CUDA, float32 elsewhere),
+    bfloat16, float32 or float64. progress: show a progress bar on stderr. config: of the engine. voices: the voice
+    library, by default the user's. vocoder_device: auto (the same device), cpu, cuda or cuda:N. kv_dtype: type of the
+    KV cache, auto (int8 beside bfloat16 on CUDA, else model), model (dtype), int8 or fp8; both need half the memory of
+    bfloat16. weight_dtype: of the matrices of talker and code predictor, auto (dtype), int8 or fp8.
     """
     # Before the checkpoint is downloaded.
     options = load_options(device, dtype, vocoder_device, kv_dtype, weight_dtype)
     with showing_progress(progress):
-        if path_or_id is None:
-            model = load_model(EMBEDDED_VOICE, options, name="embedded")
-        else:
-            model = load_model(path_or_id, options)
-    return TTS(model, config, VoiceLibrary() if voices is None else voices, model.info().identity, progress)
+        loaded = load_model(EMBEDDED_VOICE, options, name="embedded") if model is None else load_model(model, options)
+    return TTS(loaded, config, VoiceLibrary() if voices is None else voices, loaded.info().identity, progress)
 
 
 class TTS:
@@ -92,6 +89,11 @@ class TTS:
         self._lock = threading.Lock()
         self._engine: LocalEngine | None = None
         self._closed = False
+
+    def __repr__(self) -> str:
+        generator, info = self.model.generator, self.model.info()
+        dtype = str(generator.dtype).removeprefix("torch.")
+        return f"TTS({info.identity.name!r}, {generator.device}, {dtype}, voices={list(info.voices)})"
 
     @property
     def engine(self) -> LocalEngine:
@@ -161,12 +163,18 @@ class TTS:
         layout: Layout | None = None,
         sampling: Sampling | None = None,
         max_frames: int | None = None,
+        speed: float = 1.0,
     ) -> Audio:
-        """Speak a text and return the whole clip. The arguments are those of `stream`."""
+        """Speak a text and return the whole clip. In asyncio use `stream`, or `asyncio.to_thread(tts.say, …)`.
+
+        speed: from 0.25 to 4, at the same pitch. The other arguments are those of `stream`.
+        """
+        check_speed(speed)
         voice, language = self.voice_for(voice), self.language_for(language)
         request = Request(text, voice, language, instructions, seed, layout, sampling, max_frames, whole_file=True)
         stream = SpeechStream(self.engine.submit(request), self.sample_rate)
-        return stream.audio(list(stream))
+        audio, stretcher = stream.audio(list(stream)), TimeStretcher(speed, self.sample_rate)
+        return replace(audio, samples=np.concatenate([stretcher.push(audio.samples), stretcher.finish()]))
 
     def stream(
         self,
