@@ -100,6 +100,10 @@ def test_the_image_runs_as_a_user_and_writes_to_volumes_only() -> None:
         assert any(folder.startswith(volume) for volume in json.loads(volumes)), name
 
 
+def test_the_compose_file_sets_no_empty_keys() -> None:
+    assert read_yaml("compose.yaml")["services"]["polyvox"]["environment"]["POLYVOX_API_KEYS"] is None
+
+
 def test_the_services_of_the_compose_file_mount_files_that_exist() -> None:
     services = read_yaml("compose.yaml")["services"]
     for service in services.values():

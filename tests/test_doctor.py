@@ -3,6 +3,7 @@
 
 import importlib.util
 import json
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -75,6 +76,9 @@ def test_this_machine_passes_all_checks(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "× real time" in found["embedded voice"]["message"]
     assert "mp3" in found["audio formats"]["message"]
     assert "streams" in found["model 0.6B"]["message"] or "does not fit" in found["model 0.6B"]["message"]
+    assert found["hub"]["message"].startswith(
+        ("downloads are allowed (not tried); in ", "offline (HF_HUB_OFFLINE); in ")
+    )
     assert "Traceback" not in err
 
 
@@ -212,6 +216,17 @@ def test_the_number_of_streams_follows_from_the_free_memory(monkeypatch: pytest.
     assert (small.state, large.state, omni.state) == ("ok", "warn", "warn")
     assert "does not fit" in large.message
     assert large.fix is not None
+
+
+def test_a_model_that_fits_into_the_memory_of_a_cpu_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "_memory", lambda: (24_000_000_000, 64_000_000_000))
+    small = next(machine_checks.models())
+    assert small.state == "ok"
+    assert re.fullmatch(r"memory for \d+ streams? of .* in float32; speed not measured", small.message)
+    assert small.fix == "polyvox bench engine --model 0.6B"
+    monkeypatch.setattr(doctor, "_memory", lambda: (3_000_000_000, 64_000_000_000))
+    assert next(machine_checks.models()).state == "warn"
 
 
 @pytest.mark.parametrize(

@@ -222,8 +222,8 @@ def test_the_codec_state_after_a_recording_is_exact(loaded: Loaded, monkeypatch:
         ({"voice": "bob"}, "voice", "heart, michael"),
         ({"voice": ClonedVoice(np.zeros(4, np.float32))}, "voice", "Base"),
         ({"language": "klingon"}, "language", "auto, english"),
-        ({"text": ""}, "text", "visible"),
-        ({"text": " \n"}, "text", "visible"),
+        ({"text": ""}, "text", "at least one word"),
+        ({"text": " \n"}, "text", "at least one word"),
         ({"text": 5}, "text", "a string"),
         ({"text": "long " * 20_000}, "text", "10,000 characters but has 100,000"),
         ({"text": "a\udfff"}, "text", "Unicode"),
@@ -276,6 +276,14 @@ def test_text_that_is_no_string_is_rejected_and_leaves_the_stream_open(text: str
     assert stream.audio(list(stream)).finish_reason == "length"
 
 
+@pytest.mark.parametrize("language", ["en", "en-GB", "English", "en_us"])
+def test_a_language_may_be_given_by_its_code(language: str, embedded: LoadedTTS) -> None:
+    expected = embedded.say("Hello.", language="english", seed=5, max_frames=4).samples
+    assert np.array_equal(embedded.say("Hello.", language=language, seed=5, max_frames=4).samples, expected)
+    assert embedded.stream("Hello.", language=language)._stream.request.language == "english"
+    assert embedded.read("Hello.", language=language).request.language == "english"
+
+
 def test_max_frames_may_exceed_the_default_of_the_checkpoint(embedded: LoadedTTS) -> None:
     config = embedded.model.config
     request = Request("Hello.", max_frames=config.max_frames + 100, guard=False)
@@ -294,7 +302,7 @@ def test_max_frames_may_exceed_the_default_of_the_checkpoint(embedded: LoadedTTS
         ({"codes": np.zeros((0, 6), np.int64)}, "frames, 6"),
         ({"codes": np.full((4, 6), 64)}, "0 to 63"),
         ({"codes": np.zeros((4, 6))}, "integers"),
-        ({"transcript": " "}, "visible"),
+        ({"transcript": " "}, "at least one word"),
         ({"transcript": 5}, "a string"),
         ({"vector": [0.0] * 48}, "an array"),
         ({"vector": np.full(48, np.nan, np.float32)}, "finite"),
@@ -351,6 +359,26 @@ def test_the_embedded_voice_speaks_in_bfloat16(embedded: LoadedTTS) -> None:
     assert abs(audio.seconds - embedded.say(TEXT).seconds) < 1
 
 
+def test_a_clip_may_be_spoken_faster_or_slower(embedded: LoadedTTS) -> None:
+    normal, fast = (embedded.say(TEXT, seed=1, speed=speed) for speed in (1.0, 2.0))
+    assert fast.seconds == pytest.approx(normal.seconds / 2, abs=0.001)
+    assert fast.seed == normal.seed
+    assert np.array_equal(normal.samples, embedded.say(TEXT, seed=1).samples)
+    with pytest.raises(InvalidRequest, match=r"'speed': must be between 0\.25 and 4"):
+        embedded.say(TEXT, speed=9)
+
+
+def test_objects_are_shown_with_what_a_user_needs(embedded: LoadedTTS) -> None:
+    assert repr(embedded) == "TTS('embedded', cpu, float32, voices=['heart', 'michael'])"
+    assert repr(Audio(np.zeros(36_000, np.float32), 24_000, 7, "stop")) == "Audio(1.50 s, 24000 Hz, seed 7)"
+
+
+def test_all_public_names_are_listed_and_a_checkpoint_is_loaded_by_name(checkpoints: Path) -> None:
+    assert set(polyvox.__all__) <= set(dir(polyvox))
+    with polyvox.load(model=checkpoints / "custom_voice", device="cpu") as tts:
+        assert repr(tts).startswith("TTS('custom_voice', cpu, float32, voices=[")
+
+
 def test_a_saved_file_has_the_samples(tmp_path: Path) -> None:
     samples = np.array([0.0, 0.5, -0.5, 1.0, -1.0], np.float32)
     path = tmp_path / "a.wav"
@@ -401,6 +429,30 @@ def test_a_stream_is_an_async_iterator(embedded: LoadedTTS) -> None:
 
     expected = embedded.say("Hello.", seed=5).samples
     np.testing.assert_allclose(np.concatenate(asyncio.run(read())), expected, atol=1e-4)
+
+
+def test_a_loop_over_a_cancelled_stream_ends(embedded: LoadedTTS) -> None:
+    stream = embedded.stream(TEXT)
+    for _ in stream:
+        stream.cancel()
+        break
+    for _ in stream:
+        pass  # chunks that had been decoded
+    assert stream.finish_reason == "cancelled"
+
+
+def test_an_async_loop_over_a_cancelled_stream_ends(embedded: LoadedTTS) -> None:
+    async def read() -> None:
+        stream = embedded.stream(TEXT)
+        async for _ in stream:
+            stream.cancel()
+            break
+        async with asyncio.timeout(60):
+            async for _ in stream:
+                pass  # chunks that had been decoded
+        assert stream.finish_reason == "cancelled"
+
+    asyncio.run(read())
 
 
 def test_a_failed_engine_is_replaced(loaded: Loaded) -> None:

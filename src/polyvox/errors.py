@@ -16,6 +16,8 @@ class _NotShown:
 
 NOT_SHOWN: Final = _NotShown()  # pass it as a value to leave "(got …)" out of the message
 
+NO_TEXT: Final = "must have at least one word"
+
 
 def shorten(value: object) -> str:
     """The repr of a value, cut to the length that messages show."""
@@ -72,6 +74,10 @@ class InvalidRequest(PolyvoxError):
     def message_for(self, name: str) -> str:
         """The message with another name for the field, such as the one that an HTTP API uses."""
         return str(self).replace(f"'{self.field}'", f"'{name}'", 1)
+
+    def rename(self, name: str) -> None:
+        """Give the field another name, such as the one that a command line uses."""
+        self.args, self.field = (self.message_for(name),), name
 
 
 class CheckpointError(PolyvoxError):

@@ -24,7 +24,7 @@ from polyvox.audio.samples import Samples
 from polyvox.audio.silence import trim_silence
 from polyvox.audio.time_stretch import MAX_SPEED, MIN_SPEED, TimeStretcher
 from polyvox.engine.interface import Engine, Stream
-from polyvox.errors import EngineDown, InvalidRequest, Overloaded
+from polyvox.errors import NO_TEXT, EngineDown, InvalidRequest, Overloaded
 from polyvox.files import PARTIAL_FILE, write_atomically
 from polyvox.models.request import Request
 from polyvox.text import Note, Pause, Rate, TextNormalizer, TextRules, merge_parts, split_sentences
@@ -106,7 +106,7 @@ def split_text(text: str, rules: TextRules) -> tuple[list[Sentence], TextNormali
             if found and paragraph.strip():
                 found[-1] = replace(found[-1], pause=PARAGRAPH_PAUSE)
     if not any(sentence.text for sentence in found):
-        raise InvalidRequest("text", text, "must have something to say")
+        raise InvalidRequest("text", text, "has only pauses" if found else NO_TEXT)
     if default_pause:
         found[-1] = replace(found[-1], pause=0.0)
     return found, normalizer

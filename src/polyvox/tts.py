@@ -21,7 +21,7 @@ from polyvox.audio.clip import FinishReason
 from polyvox.audio.excerpt import fit_recording
 from polyvox.audio.read import read_audio
 from polyvox.audio.samples import Samples
-from polyvox.audio.time_stretch import check_speed
+from polyvox.audio.time_stretch import TimeStretcher, check_speed
 from polyvox.caches import preload_triton, set_up_triton_cache
 from polyvox.engine.config import EngineConfig
 from polyvox.engine.engine import LocalEngine
@@ -36,6 +36,7 @@ from polyvox.models.registry import LoadOptions, load_model
 from polyvox.models.request import AUTO, ClonedVoice, Layout, Request, Sampling
 from polyvox.progress import showing_progress
 from polyvox.text import TextRules
+from polyvox.text.languages.language_codes import language_name
 from polyvox.voices import VoiceLibrary
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ QUANTIZED_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def load(
-    path_or_id: str | Path | None = None,
+    model: str | Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
     progress: bool = False,
@@ -56,22 +57,19 @@ def load(
     kv_dtype: str = "auto",
     weight_dtype: str = "auto",
 ) -> "TTS":
-    """Load a checkpoint from a folder or a hub id; without one, the embedded voice.
+    """Load a checkpoint; without one, the embedded voice.
 
-    device: auto, cpu, cuda or cuda:N. dtype: auto (bfloat16 on CUDA, float32 elsewhere), bfloat16, float32 or float64.
-    progress: show a progress bar on stderr. config: of the engine. voices: the voice library, by default the user's.
-    vocoder_device: auto (the same device), cpu, cuda or cuda:N. kv_dtype: type of the KV cache, auto (int8 beside
-    bfloat16 on CUDA, else model), model (dtype), int8 or fp8; both need half the memory of bfloat16. weight_dtype: of
-    the matrices of talker and code predictor, auto (dtype), int8 or fp8.
+    model: a folder or a hub id. device: auto, cpu, cuda or cuda:N. dtype: auto (bfloat16 on CUDA, float32 elsewhere),
+    bfloat16, float32 or float64. progress: show a progress bar on stderr. config: of the engine. voices: the voice
+    library, by default the user's. vocoder_device: auto (the same device), cpu, cuda or cuda:N. kv_dtype: type of the
+    KV cache, auto (int8 beside bfloat16 on CUDA, else model), model (dtype), int8 or fp8; both need half the memory of
+    bfloat16. weight_dtype: of the matrices of talker and code predictor, auto (dtype), int8 or fp8.
     """
     # Before the checkpoint is downloaded.
     options = load_options(device, dtype, vocoder_device, kv_dtype, weight_dtype)
     with showing_progress(progress):
-        if path_or_id is None:
-            model = load_model(EMBEDDED_VOICE, options, name="embedded")
-        else:
-            model = load_model(path_or_id, options)
-    return TTS(model, config, VoiceLibrary() if voices is None else voices, model.info().identity, progress)
+        loaded = load_model(EMBEDDED_VOICE, options, name="embedded") if model is None else load_model(model, options)
+    return TTS(loaded, config, VoiceLibrary() if voices is None else voices, loaded.info().identity, progress)
 
 
 class TTS:
@@ -98,6 +96,11 @@ class TTS:
         self._engine: LocalEngine | None = None
         self._finalizer: weakref.finalize[[], TTS] | None = None  # closes the engine
         self._closed = False
+
+    def __repr__(self) -> str:
+        generator, info = self.model.generator, self.model.info()
+        dtype = str(generator.dtype).removeprefix("torch.")
+        return f"TTS({info.identity.name!r}, {generator.device}, {dtype}, voices={list(info.voices)})"
 
     @property
     def engine(self) -> LocalEngine:
@@ -143,6 +146,13 @@ class TTS:
         """The names that `language` accepts."""
         return list(self.model.info().languages)
 
+    def language_for(self, language: str) -> str:
+        """The name of a language from its name or code. Raises InvalidRequest if the model does not speak it."""
+        name = language_name(language) if isinstance(language, str) else ""
+        if name not in self.languages:
+            raise InvalidRequest("language", language, self.languages)
+        return name
+
     def clone(self, recording: str | Path | Samples, text: str | None = None) -> ClonedVoice:
         """Clone the voice of a recording (a Base model only): an audio file, or samples at `sample_rate`.
 
@@ -170,12 +180,18 @@ class TTS:
         layout: Layout | None = None,
         sampling: Sampling | None = None,
         max_frames: int | None = None,
+        speed: float = 1.0,
     ) -> Audio:
-        """Speak a text and return the whole clip. The arguments are those of `stream`."""
-        voice = self.voice_for(voice)
+        """Speak a text and return the whole clip. In asyncio use `stream`, or `asyncio.to_thread(tts.say, …)`.
+
+        speed: from 0.25 to 4, at the same pitch. The other arguments are those of `stream`.
+        """
+        check_speed(speed)
+        voice, language = self.voice_for(voice), self.language_for(language)
         request = Request(text, voice, language, instructions, seed, layout, sampling, max_frames, whole_file=True)
         stream = SpeechStream(self, self.engine.submit(request))
-        return stream.audio(list(stream))
+        audio, stretcher = stream.audio(list(stream)), TimeStretcher(speed, self.sample_rate)
+        return replace(audio, samples=np.concatenate([stretcher.push(audio.samples), stretcher.finish()]))
 
     def stream(
         self,
@@ -192,13 +208,14 @@ class TTS:
     ) -> "SpeechStream":
         """Speak a text chunk by chunk. Raises InvalidRequest at once if an argument is invalid.
 
-        voice: one of `voices`, by default the first, or a cloned voice for a Base model. language: one of `languages`.
-        instructions: how to speak, for models that support it. seed: the same seed gives the same speech; by default a
-        random one. layout: "whole" puts all text before the first frame, "streaming" one token per frame; by default
-        the checkpoint's. sampling: overrides the checkpoint's. max_frames: maximum length in frames of 80 ms. live:
-        text may be appended until finish_text. trim_silence: drop silence before the first sound.
+        voice: one of `voices`, by default the first, or a cloned voice for a Base model. language: one of `languages`,
+        or its code, such as en or en-GB. instructions: how to speak, for models that support it. seed: the same seed
+        gives the same speech; by default a random one. layout: "whole" puts all text before the first frame,
+        "streaming" one token per frame; by default the checkpoint's. sampling: overrides the checkpoint's. max_frames:
+        maximum length in frames of 80 ms. live: text may be appended until finish_text. trim_silence: drop silence
+        before the first sound.
         """
-        voice = self.voice_for(voice)
+        voice, language = self.voice_for(voice), self.language_for(language)
         request = Request(
             text, voice, language, instructions, seed, layout, sampling, max_frames, live, trim_silence=trim_silence
         )
@@ -223,7 +240,7 @@ class TTS:
         keep: a folder for finished sentences, from which an interrupted run resumes: a new or empty one, or that of an
         earlier run. word_times: estimate the times of the words of each sentence. The others are as in `stream`.
         """
-        info = self.model.info()
+        info, language = self.model.info(), self.language_for(language)
         rules = replace(
             rules or TextRules(language), phonemes=info.takes_phonemes, default_language=info.default_language
         )

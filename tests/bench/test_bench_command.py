@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -255,12 +256,27 @@ def test_serve_and_capacity_share_their_options(bench: Bench, capsys: pytest.Cap
     assert {"--wer", "--plot", "--output", "--request-seeds"} <= serve
 
 
-def test_an_unreachable_server_gives_an_exit_status_and_a_reason(
+def test_a_server_that_is_down_ends_the_benchmark_before_its_first_request(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench("serve", "--base-url", "http://127.0.0.1:9", *SHORT, "--num-prompts", "1") == 1
-    err = " ".join(capsys.readouterr().err.split())
-    assert "no request succeeded (connect:" in err
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    assert bench("serve", "--base-url", url, "-o", "a.json") == 1
+    out, err = capsys.readouterr()
+    reason = f"Cannot connect to {url}: connection refused. Start the server with: polyvox serve --port {port}"
+    assert (out, err) == ("", f"error: {reason}\n")
+    assert not Path("a.json").exists()
+
+
+def test_a_benchmark_without_a_successful_request_prints_the_reason_and_no_report(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.serve("--endpoint", "/nowhere", "--num-prompts", "1", "--plot", "a.html") == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no request succeeded (" in " ".join(err.split())
+    assert not Path("a.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -285,6 +301,9 @@ def test_an_unreachable_server_gives_an_exit_status_and_a_reason(
         (("serve", "--base-url", "http://h", "--texts", "none.txt"), "one text"),
         (("serve", "--base-url", "http://h", "--wer", "no-such-program"), "command on the PATH"),
         (("serve", "--base-url", "http://h", "--wer", "'"), "command on the PATH"),
+        (("serve", "--base-url", "http://127.0.0.1:99999"), "a valid port"),
+        (("serve", "--in-process", "--format", "mp3"), "'--format': requires --base-url (got 'mp3')."),
+        (("serve", "--in-process", "--text-rate", "5"), "'--text-rate': requires --base-url (got 5.0)."),
         (("serve", "--in-process", "--model", "0.6B"), "frames"),
         (("serve", "--in-process", "--tokens", "5"), "tokenizer"),
         (("capacity", "--base-url", "http://h", "--slo", "speed=1"), "ttfa"),
@@ -294,7 +313,7 @@ def test_an_unreachable_server_gives_an_exit_status_and_a_reason(
             "--initial-load, which is 8",
         ),
         (("capacity", "--base-url", "http://h", "--plot", "x.gif"), ".html"),
-        (("compare", "a.json", "b.json"), "a result of"),
+        (("compare", "a.json", "b.json"), "cannot be read: No such file"),
         (("engine", "--batch", "0"), "positive integer"),
     ],
 )

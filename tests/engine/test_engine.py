@@ -154,9 +154,9 @@ def test_text_that_cannot_be_appended_is_rejected(engine: LocalEngine) -> None:
         stream.append("more")
     read_all(stream)
     empty = engine.submit(request("", live=True))
-    with pytest.raises(InvalidRequest, match="visible"):
+    with pytest.raises(InvalidRequest, match="at least one word"):
         empty.finish_text()
-    with pytest.raises(StreamFailed, match="visible"):
+    with pytest.raises(StreamFailed, match="at least one word"):
         read_all(empty)
     with pytest.raises(InvalidRequest, match="layout"):
         engine.submit(request(live=True, layout="whole"))

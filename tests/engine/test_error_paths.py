@@ -2,6 +2,7 @@
 """Results on error paths, and bounds: each was found by review before it occurred."""
 
 import gc
+import logging
 import threading
 import weakref
 from math import inf
@@ -84,6 +85,14 @@ def test_an_invalid_configuration_is_reported_even_if_the_trace_cannot_be_writte
         mock.patch("polyvox.engine.trace.TraceWriter.write", side_effect=OSError),
     ):
         LocalEngine(speech, EngineConfig(max_streams=100_000_000, trace="trace.json"))
+
+
+def test_an_invalid_configuration_is_logged_without_a_traceback(
+    speech: Qwen3TTSModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), pytest.raises(InvalidRequest, match="'memory_gb': must be at least"):
+        LocalEngine(speech, EngineConfig(memory_gb=0.00001))
+    assert [record.exc_info for record in caplog.records if record.message == "engine stopped"] == [None]
 
 
 def test_a_trace_that_cannot_be_written_does_not_block_close(speech: Qwen3TTSModel, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from polyvox.engine.config import MAX_BATCH, EngineConfig
 from polyvox.engine.engine import LocalEngine
 from polyvox.engine.memory import (
     DRIVER_BYTES,
+    FREE_SHARE,
     GRAPH_BYTES,
     GRAPH_STREAM_BYTES,
     MAX_CPU_STREAMS,
@@ -22,6 +23,7 @@ from polyvox.engine.memory import (
     MAX_GPU_STREAMS,
     DeviceBudget,
     MemoryUsage,
+    StreamPlan,
     fit_streams,
     limit_gpu_memory,
     usable_bytes,
@@ -84,13 +86,38 @@ def test_a_vocoder_on_another_gpu_may_limit_the_streams() -> None:
     [
         (EngineConfig(max_streams=540), "at most 539 with a context of 256 (got 540)"),
         (EngineConfig(max_streams=171, context=1024), "at most 170 with a context of 1024 (got 171)"),
-        (replace(AUTOMATIC, context=1_000_000), "'model': must leave memory for a stream with a context of 1000000."),
+        (replace(AUTOMATIC, context=1_000_000), "'model': must leave memory for a stream with a context of 1000000: "),
     ],
 )
 def test_streams_that_do_not_fit_are_rejected_with_the_number_that_fits(config: EngineConfig, requirement: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         fit(config, budget())
     assert requirement in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "needs"),
+    [
+        (False, "4.03: 4.00 GB of weights and 0.03 GB for one stream"),
+        (True, "5.78: 4.00 GB of weights and 1.78 GB for the driver, graphs and one stream"),
+    ],
+)
+def test_a_limit_that_leaves_no_stream_is_rejected_with_the_least_that_works(gpu: bool, needs: str) -> None:
+    least, parts = needs.split(": ")
+
+    def plan(gigabytes: float) -> StreamPlan:
+        limit = int(gigabytes * GB) - 4 * GB - (DRIVER_BYTES if gpu else 0)
+        usable = max(0, int(limit * (1 - FREE_SHARE)) if gpu else limit)
+        device = DeviceBudget(usable, gpu, 4_000_000, 100_000, weights=4 * GB)
+        return fit_streams(replace(AUTOMATIC, memory_gb=gigabytes), CONTEXT, [device])
+
+    with pytest.raises(InvalidRequest) as error:
+        plan(3)
+    requirement = f"must be at least {least} for this model: {parts}"
+    assert str(error.value) == f"Invalid value for 'memory_gb': {requirement} (got 3)."
+    plan(float(least))
+    with pytest.raises(InvalidRequest):
+        plan(float(least) - 0.02)
 
 
 @given(

@@ -57,6 +57,10 @@ def test_an_alias_has_precedence_and_an_unknown_voice_is_rejected(tmp_path: Path
     assert catalog(GENDERED, tmp_path, {RACHEL: "michael"}).resolve(RACHEL) == "michael"
     with pytest.raises(UnknownVoice, match="heart, michael"):
         catalog(GENDERED, tmp_path).resolve("22m00Tcm4TlvDq8ikWAM")
+    with pytest.raises(UnknownVoice) as error:
+        catalog(GENDERED, tmp_path, {"alloy": "nobody"}).resolve("Alloy")
+    requirement = "is an alias of 'nobody', which must be one of heart, michael"
+    assert str(error.value) == f"Invalid value for 'voice': {requirement} (got 'Alloy')."
     assert not is_default_voice("22m00Tcm4TlvDq8ikWAM")
 
 

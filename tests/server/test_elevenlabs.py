@@ -101,7 +101,7 @@ def test_the_fields_of_the_sdk_are_used_and_unknown_ones_reported(client: httpx.
     [
         (f"{SPEECH}?output_format=mp3_1_2", {"text": "hi"}, 400, "mp3_44100_128"),
         (SPEECH, {"text": "hi", "language_code": "klingon!"}, 400, "english"),
-        (SPEECH, {"text": " "}, 400, "must have something to say"),
+        (SPEECH, {"text": " "}, 400, "must have at least one word"),
         (SPEECH, {}, 422, "text"),
         (SPEECH, {"text": 7}, 422, "text"),
         (SPEECH, {"text": "hi", "voice_settings": {"speed": 9}}, 422, "voice_settings"),

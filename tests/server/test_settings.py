@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import yaml
@@ -89,13 +90,14 @@ def test_flags_are_strings_as_in_the_environment() -> None:
     [
         ("prot: 1", r"must be one of host, port.* \(got 'prot'\)\. Source: .*polyvox.yaml"),
         ("port: 99999", r"'port': must be between 0 and 65535 \(got 99999\)\. Source: .*polyvox.yaml"),
-        ("port: x", "'port': must be a valid integer.*got 'x'"),
+        ("port: x", "'port': must be an integer between 0 and 65535 .*got 'x'"),
         ("public: [everything]", "'public': must be 'voices', 'models', 'metrics' or 'docs'"),
         ("max_queue_seconds: .nan", "'max_queue_seconds': must be a finite number"),
         ("- 1", "lines such as"),
         ("7", "lines such as"),
         ("1: 2", "lines such as"),
         ("a: [", "a readable YAML file"),
+        ("api_keys: ['']", "'api_keys': must not have an empty key. Source"),
         ("api_keys: [7]", "'api_keys'.*valid string. Source"),
     ],
 )
@@ -112,6 +114,8 @@ def test_an_invalid_file_is_rejected_with_key_value_and_source(text: str, messag
         ("POLYVOX_PROT", "1", r"must be one of host.* \(got 'POLYVOX_PROT'\)\. Source: environment\."),
         ("POLYVOX_PORT", "x", r"'port': .* \(got 'x'\)\. Source: environment\."),
         ("POLYVOX_VOICE_ALIASES", "alloy", "'voice_aliases': must be name=name pairs"),
+        ("POLYVOX_API_KEYS", "", "'api_keys': must not be empty.*without keys.* Source: environment"),
+        ("POLYVOX_API_KEYS", " , ", "'api_keys': must not be empty"),
     ],
 )
 def test_an_invalid_environment_is_rejected(
@@ -239,3 +243,20 @@ def test_a_public_address_without_keys_prints_a_warning(
     printed = capsys.readouterr().err
     assert ("without authentication" in printed) == warned
     assert ("Bearer YOUR_API_KEY" in printed) == bool(keys)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_alias_of_an_unknown_voice_is_a_warning_when_the_engine_is_ready(
+    log_format: Literal["text", "json"],
+    engine: PausableEngine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    aliases = {"alloy": engine.info().voices[0], "Echo": "nobody"}
+    settings = Settings(voice_aliases=aliases, voices_dir=str(tmp_path), log_format=log_format)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        _print_summary(settings, listener, engine.info(), engine.stats(), {"total": 0.0})
+    warned = [record.__dict__["aliases"] for record in caplog.records if "voice_aliases" in record.message]
+    assert warned == ([["echo=nobody"]] if log_format == "json" else [])
+    assert ("no such voice in voice_aliases: echo=nobody.\n" in capsys.readouterr().err) == (log_format == "text")

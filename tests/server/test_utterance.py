@@ -417,7 +417,7 @@ def test_a_stream_that_the_engine_cancels_by_itself_is_a_failure(engine: Pausabl
 def test_text_without_words_is_rejected_before_the_engine_is_called(engine: PausableEngine) -> None:
     async def test(service: SynthesisService) -> None:
         for text in ("", "  ", "<think>hm</think>"):
-            with pytest.raises(InvalidRequest, match="must have something to say"):
+            with pytest.raises(InvalidRequest, match="must have at least one word"):
                 await service.start(SynthesisOptions(text), "nothing")
 
     assert spoken(engine, test) == []

@@ -78,7 +78,8 @@ def test_each_sentence_is_read_in_its_language() -> None:
 
 
 def test_the_requested_language_takes_precedence() -> None:
-    assert spoken("Das kostet 5 €.", "french") == "Das kostet cinq euros."
+    for language in ("french", "French", "fr", "fr-CA", "FR_ca"):
+        assert spoken("Das kostet 5 €.", language) == "Das kostet cinq euros."
 
 
 def test_a_sentence_without_words_has_the_language_of_the_text_before() -> None:

@@ -147,8 +147,8 @@ def test_the_error_for_an_invalid_line_has_its_number(tmp_path: Path, text: str,
 
 def test_a_missing_or_binary_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "sound").write_bytes(b"RIFF\xff\xfe")
-    for name in ("nowhere", "sound"):
-        with pytest.raises(InvalidRequest, match="UTF-8"):
+    for name, requirement in (("nowhere", "cannot be read: No such file"), ("sound", "must be a UTF-8 text file")):
+        with pytest.raises(InvalidRequest, match=requirement):
             load_lexicon(tmp_path / name)
 
 

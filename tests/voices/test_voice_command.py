@@ -128,7 +128,7 @@ def test_invalid_arguments_are_rejected_before_the_model_is_loaded(shell: Shell,
         "Invalid value for '--text-file': must be a UTF-8 text file: [Errno 2]": [*texts, "said.txt"],
         "Invalid value for '--text-file': must be a UTF-8 text file: 'utf-8'": [*texts, "binary.txt"],
         "Invalid value for '--text': must not be empty": [*texts, "empty.txt"],
-        "Invalid value for '--model': must be a Base checkpoint": ["anna", "anna.wav"],
+        "Missing option '--model': a Base checkpoint, such as Qwen/": ["anna", "anna.wav"],
         "Qwen/Qwen3-TTS-12Hz-1.7B-Base": ["anna", "anna.wav", "--model", shell.custom],
     }  # fmt: skip
     for message, arguments in cases.items():

@@ -14,7 +14,7 @@ from polyvox.files import write_atomically
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Audio:
     """Generated speech, and the seed that reproduces it."""
 
@@ -24,6 +24,9 @@ class Audio:
     # stop: the model ended the utterance. length: it reached max_frames. runaway: it was cut because the audio was much
     # longer than the text needs. cancelled: the caller cancelled it.
     finish_reason: FinishReason
+
+    def __repr__(self) -> str:
+        return f"Audio({self.seconds:.2f} s, {self.sample_rate} Hz, seed {self.seed})"
 
     @property
     def seconds(self) -> float:

@@ -71,7 +71,7 @@ def format_for_path(path: str | os.PathLike[str]) -> Format:
     for entry in FORMATS.values():
         if extension in entry.extensions:
             return entry
-    known = ", ".join(entry.extensions[0] for entry in FORMATS.values())
+    known = ", ".join(extension for entry in FORMATS.values() for extension in entry.extensions)
     raise InvalidRequest("path", str(path), f"must end in one of {known}")
 
 

@@ -98,7 +98,9 @@ def read(path: Path) -> tuple[Conditions, list[Run]]:
     """Reads a result file; the summaries are recomputed from the traces. Raises InvalidRequest."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InvalidRequest("file", str(path), f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise InvalidRequest("file", str(path), f"must be a result of polyvox bench serve: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InvalidRequest("file", str(path), f"must be a result of polyvox bench serve in format {FORMAT}")

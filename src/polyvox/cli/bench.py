@@ -12,14 +12,14 @@ import typer
 
 from polyvox.bench import plots
 from polyvox.bench.capacity import Capacity, CapacitySearch, Objective, format_metric, parse_slo, violations
-from polyvox.bench.load import LOAD_UNITS, Mode
+from polyvox.bench.load import LOAD_UNITS, Load, Mode
 from polyvox.bench.report import HEADINGS, row, serving_report
 from polyvox.bench.results import machine, read
 from polyvox.bench.summary import Summary, to_json
 from polyvox.cli.bench_session import BenchOptions, BenchSession, PlotFiles, check_files
 from polyvox.cli.bench_target import progress_bar
 from polyvox.cli.options import with_options
-from polyvox.cli.terminal import Device, Dtype, Json, console, load, show_figures, show_json
+from polyvox.cli.terminal import Device, Dtype, Json, console, load, named_options, show_figures, show_json
 from polyvox.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -59,7 +59,10 @@ def serve(
 ) -> None:
     """Measure latency, continuity and throughput at one or more loads."""
     given: dict[str, str | None] = {"concurrency": concurrency, "listeners": listeners, "rate": rate}
-    loads = [options.load(MODES[name], level) for name in MODES for level in _parse_numbers(name, given[name])]
+    loads: list[Load] = []
+    for name, mode in MODES.items():
+        with named_options(level=f"--{name}"):
+            loads += [options.load(mode, level) for level in _parse_numbers(f"--{name}", given[name])]
     loads = loads or [options.load("closed", 1)]
     with ExitStack() as stack:
         session = BenchSession(options, loads, stack)
@@ -69,17 +72,20 @@ def serve(
                 session.run(replace(load_, seed=options.seed + repeat), name)
     session.transcribe()
     runs, rows = session.runs, [row(run) for run in session.runs]
+    succeeded = any(run.summary.succeeded for run in runs)
     if options.as_json:
         written = [run.to_json() for run in runs]
         show_json({"conditions": session.conditions, "runs": written, "warnings": session.warnings})
-    else:
+    elif succeeded:
         for run in runs:
             typer.echo(serving_report(run))
         show_figures(HEADINGS, rows)
         session.print_warnings()
-    session.write_plots("Serving benchmark", plots.run_plots(runs), HEADINGS, rows)
-    if not any(run.summary.succeeded for run in runs):
+    else:
+        session.print_warnings()  # with the reasons
+    if not succeeded:
         raise typer.Exit(1)
+    session.write_plots("Serving benchmark", plots.run_plots(runs), HEADINGS, rows)
 
 
 @app.command()

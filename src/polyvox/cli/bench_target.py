@@ -3,12 +3,14 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,8 +21,8 @@ from polyvox.bench.load_generator import client_lag, run_in_process, run_in_proc
 from polyvox.bench.metrics import RequestTrace
 from polyvox.bench.prompts import fingerprint
 from polyvox.bench.results import Conditions, Run, machine
-from polyvox.cli.terminal import Device, Dtype, console, load
-from polyvox.errors import InvalidRequest
+from polyvox.cli.terminal import Device, Dtype, UsageError, console, load
+from polyvox.errors import InvalidRequest, PolyvoxError
 
 if TYPE_CHECKING:
     from polyvox.bench.load_generator import ProgressCallback
@@ -29,6 +31,19 @@ if TYPE_CHECKING:
 
 PROMPT_ROWS = 32  # upper bound on the prompt rows that are not text tokens
 MAX_QUEUE = 4096
+
+# Fields that select what is sent to a server, and their options.
+SERVER_OPTIONS = {
+    "protocol": "--protocol",
+    "endpoint": "--endpoint",
+    "audio_format": "--format",
+    "sample_rate": "--sample-rate",
+    "extra_body": "--extra-body",
+    "request_seeds": "--request-seeds",
+    "text_rate": "--text-rate",
+}
+CONNECT_TIMEOUT = 5.0  # seconds
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 RunLoad = Callable[[Load, "ProgressCallback | None"], tuple[list[RequestTrace], ClientLag]]
 
@@ -110,14 +125,16 @@ class TargetOptions:
     ) -> BenchTarget:
         """Prepares the target for these loads; the stack closes what was started."""
         if self.in_process == (self.base_url is not None):
-            raise InvalidRequest("base-url", self.base_url, "exactly one of --base-url and --in-process is required")
+            raise UsageError("Give one of --base-url URL and --in-process.")
         conditions = machine() | {"prompts": f"{len(texts)} texts, {fingerprint(texts)}", "note": self.note}
         if self.in_process:
+            self._reject_server_options()
             return self._open_engine(texts, loads, buffer, stack, conditions)
         for name in ("frames", "tokens", "max_streams"):
             if getattr(self, name) is not None:
                 raise InvalidRequest(name, getattr(self, name), "requires --in-process")
         server = self.server_target()
+        check_connection(server.base_url)
         shown = asdict(server)
         del shown["headers"]  # may contain an API key
         cores = int(conditions["cores"] or 1)
@@ -126,6 +143,11 @@ class TargetOptions:
             return run_on_server(server, load_, texts, self.processes or load_.num_processes(cores), on_progress)
 
         return BenchTarget(run_load, conditions | {"target": shown}, buffer)
+
+    def _reject_server_options(self) -> None:
+        for name, option in SERVER_OPTIONS.items():
+            if (value := getattr(self, name)) != getattr(TargetOptions(), name):
+                raise InvalidRequest(option, value, "requires --base-url")
 
     def server_target(self) -> ServerTarget:
         for name, value, allowed in (
@@ -219,6 +241,21 @@ class TargetOptions:
         if self.tokens is not None:
             raise InvalidRequest("tokens", self.tokens, "requires random weights; a checkpoint has its own tokenizer")
         return load(self.model, self.device, self.dtype, config)
+
+
+def check_connection(base_url: str) -> None:
+    """Raises PolyvoxError if nothing listens at the URL: otherwise each request of the run would fail."""
+    parts = urlsplit(base_url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise InvalidRequest("--base-url", base_url, f"must be a URL with a valid port: {error}") from None
+    try:
+        socket.create_connection((parts.hostname or "", port), CONNECT_TIMEOUT).close()
+    except OSError as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+        hint = f" Start the server with: polyvox serve --port {port}" if parts.hostname in LOCAL_HOSTS else ""
+        raise PolyvoxError(f"Cannot connect to {base_url}: {reason}.{hint}") from None
 
 
 def _build_engine(options: TargetOptions, max_streams: int, timeout: float) -> "InProcessEngine":

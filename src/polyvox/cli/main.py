@@ -4,21 +4,33 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
+from typer.core import TyperGroup
 
 from polyvox import __version__
-from polyvox.cli.terminal import console, exit_code
+from polyvox.__main__ import INTERRUPTED
+from polyvox.cli.terminal import Interrupted, console, exit_code
 from polyvox.errors import PolyvoxError
 
 COMMANDS = ("say", "serve", "think", "voice", "bench", "doctor")  # each is a module of this package
 
 
+class Commands(TyperGroup):
+    """Typer ends silently after Ctrl-C; these commands end with a message."""
+
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            raise Interrupted("Interrupted.") from None
+
+
 def build_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
     """The command line with these commands, whose modules are imported."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(polyvox)
     for name in commands:
         module = import_module(f"polyvox.cli.{name}")
@@ -44,10 +56,13 @@ def polyvox(
 
 
 def main() -> None:
-    """Run the command. A PolyvoxError is printed as one line on stderr, without a traceback."""
+    """Run the command. A PolyvoxError or Ctrl-C is printed as one line on stderr, without a traceback."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
         build_app([name] if name in COMMANDS else COMMANDS)()  # importing the others takes a quarter of a second
     except PolyvoxError as error:
         console.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         sys.exit(exit_code(error))
+    except Interrupted as error:
+        console.print(str(error), soft_wrap=True)
+        sys.exit(INTERRUPTED)

@@ -3,8 +3,7 @@
 
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Protocol, Self
@@ -13,11 +12,21 @@ import numpy as np
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from polyvox.audio.formats import Encoder, format_for_path
+from polyvox.audio.formats import RATES, Encoder, format_for_path
 from polyvox.audio.player import Player
 from polyvox.audio.samples import Samples
-from polyvox.cli.terminal import Device, Dtype, Model, VocoderDevice, console, load
-from polyvox.errors import NOT_SHOWN, InvalidRequest
+from polyvox.cli.terminal import (
+    Device,
+    Dtype,
+    Interrupted,
+    Model,
+    VocoderDevice,
+    console,
+    load,
+    named_options,
+)
+from polyvox.cli.text_notes import describe_notes
+from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError
 from polyvox.files import write_atomically
 from polyvox.long_form import DEFAULT_PAUSES, LongFormReader, Sentence, SpokenSentence, split_text
 from polyvox.subtitles import Cue, SubtitleFormat, format_subtitles, word_cues
@@ -25,11 +34,15 @@ from polyvox.text import Lexicon, Note, TextRules, load_lexicon
 from polyvox.text.phonemes import unmark_phonemes
 
 DEFAULT_OUTPUT = "speech.wav"
+BROKEN_PIPE = 141  # exit status when the reader of stdout has ended, as of a shell
+PROGRESS_INTERVAL = 10.0  # seconds between two lines about the progress where stderr is no terminal
 SUBTITLES: dict[str, SubtitleFormat] = {".srt": "srt", ".vtt": "vtt"}
 
 
 def say(
-    text: Annotated[str | None, typer.Argument(help="Text to speak; - or no argument reads stdin.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Text to speak; - or none reads stdin.", metavar="TEXT")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the text from a file.")] = None,
     output: Annotated[
         str | None,
@@ -39,13 +52,15 @@ def say(
     ] = None,
     play: Annotated[bool, typer.Option("--play", help="Play the audio while it is generated.")] = False,
     voice: Annotated[str | None, typer.Option("--voice", "-v", help="Voice.", show_default="the first one")] = None,
-    language: Annotated[str, typer.Option("--language", "-l", help="auto, or a language of the model.")] = "auto",
+    language: Annotated[
+        str, typer.Option("--language", "-l", help="auto, or a language of the model, such as english, en or en-GB.")
+    ] = "auto",
     instructions: Annotated[
         str | None, typer.Option("--instructions", "-i", help="How to speak, for models that support it.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same speech.")] = None,
     speed: Annotated[float, typer.Option(help="Speed from 0.25 to 4, at the same pitch.")] = 1.0,
-    rate: Annotated[int | None, typer.Option(help="Sample rate of the file, from 8000 to 48000.")] = None,
+    rate: Annotated[int | None, typer.Option(help=f"Sample rate of the file: {', '.join(map(str, RATES))}.")] = None,
     subtitles: Annotated[Path | None, typer.Option(help="Write subtitles to this file (.srt or .vtt).")] = None,
     word_times: Annotated[
         bool, typer.Option("--word-times", help="Write the estimated times of words to the subtitles.")
@@ -61,12 +76,14 @@ def say(
     vocoder_device: VocoderDevice = "auto",
 ) -> None:
     """Speak a text of any length. An interrupted run resumes when repeated."""
+    text = " ".join(words) if words else None
     if output is None and not play:
         output = DEFAULT_OUTPUT if sys.stdout.isatty() else "-"
     _check_outputs(output, rate, subtitles)
     if word_times and subtitles is None:
-        raise InvalidRequest("--word-times", word_times, "requires --subtitles")
-    rules = TextRules(language, load_lexicon(lexicon) if lexicon else Lexicon(), enabled=not as_is)
+        raise InvalidRequest("--word-times", NOT_SHOWN, "requires --subtitles")
+    with named_options(lexicon="--lexicon"):
+        rules = TextRules(language, load_lexicon(lexicon) if lexicon else Lexicon(), enabled=not as_is)
     content = _read_text(text, file)
     sentences, normalizer = split_text(content, rules)  # fails before the model is loaded
     if show_text:
@@ -81,10 +98,14 @@ def say(
         reader = tts.read(content, voice, language, instructions, seed, None, speed, rules, keep, word_times)
         _print_resumed(reader)
         _print_notes(reader.notes, hint="Use --show-text to see the spoken text, --as-is to disable normalisation.")
-        _speak(reader, output, rate, play, subtitles)
-        others = [name for name in tts.voices if name.lower() != (voice or tts.voices[0]).lower()]
-        next_voice = f"Try another voice with --voice {others[0]}, or start" if others else "Start"
-        console.print(f"{next_voice} a server with: polyvox serve")
+        try:
+            _speak(reader, output, rate, play, subtitles)
+        except KeyboardInterrupt:
+            raise Interrupted(_describe_interruption(reader, keep)) from None
+        if voice is None and console.is_terminal:
+            others = tts.voices[1:]
+            next_voice = f"Try another voice with --voice {others[0]}, or start" if others else "Start"
+            console.print(f"{next_voice} a server with: polyvox serve")
 
 
 def _speak(reader: LongFormReader, output: str | None, rate: int | None, play: bool, subtitles: Path | None) -> None:
@@ -115,10 +136,11 @@ def _speak(reader: LongFormReader, output: str | None, rate: int | None, play: b
     if reader.store is not None:
         reader.store.clear()
     elapsed, seconds = time.perf_counter() - start, end / sample_rate
-    written = ", ".join(str(path) for path in (output, subtitles) if path)
-    action = f"Wrote {written}" if written else "Played"
-    speech = f"{seconds:.2f} s of speech in {elapsed:.2f} s ({seconds / elapsed:.1f} × real time)"
-    console.print(f"{action}: {speech}, seed {reader.seed}", soft_wrap=True)
+    summary = f"{'Played' if output is None else 'Wrote'} {seconds:.2f} s of speech"
+    summary += "" if output is None else f" to {'stdout' if output == '-' else output}"
+    summary += "" if subtitles is None else f", subtitles to {subtitles},"
+    taken = f"in {elapsed:.2f} s ({seconds / elapsed:.1f} × real time), seed {reader.seed}"
+    console.print(f"{summary} {taken}", soft_wrap=True)
     if num_cut:
         console.print(f"warning: {num_cut} of {num_sentences} sentences were cut. Try another --seed.")
 
@@ -156,7 +178,7 @@ class FileOutput:
 
 
 def _write_stdout(data: bytes) -> None:
-    """Write all bytes or raise: a pipe may close, a disk may be full, a write may be partial."""
+    """Write all bytes or raise: a disk may be full, a write may be partial. Ends the command if the pipe is closed."""
     try:
         rest = memoryview(data)
         while rest:
@@ -164,7 +186,10 @@ def _write_stdout(data: bytes) -> None:
         sys.stdout.buffer.flush()
     except (OSError, ValueError) as error:
         sys.stdout = None  # otherwise Python flushes it again at exit
-        raise InvalidRequest("--output", "-", f"cannot write to stdout: {error}") from None
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(BROKEN_PIPE) from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PolyvoxError(f"Cannot write to stdout: {reason}.") from None
 
 
 def _read_text(text: str | None, file: Path | None) -> str:
@@ -195,7 +220,8 @@ def _check_outputs(output: str | None, rate: int | None, subtitles: Path | None)
             raise InvalidRequest("--output", output, "must be a file when stdout is a terminal")
     elif output is not None:
         _check_folder("--output", Path(output))
-        Encoder(format_for_path(output).name, 24_000, rate).close()
+        with named_options(path="--output", sample_rate="--rate"):
+            Encoder(format_for_path(output).name, 24_000, rate).close()
     if subtitles is not None:
         _check_folder("--subtitles", subtitles)
         if subtitles.suffix.lower() not in SUBTITLES:
@@ -224,14 +250,39 @@ def _print_resumed(reader: LongFormReader) -> None:
 
 def _print_notes(notes: list[Note], hint: str) -> None:
     """Print what was changed or left out of the text."""
-    kinds = Counter(note.kind for note in notes)
-    if kinds:
-        summary = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
-        console.print(f"Changed or left out of the text: {summary}. {hint}", soft_wrap=True)
+    if notes:
+        console.print(f"{describe_notes(notes)} {hint}", soft_wrap=True)
+
+
+def _describe_interruption(reader: LongFormReader, keep: Path | None) -> str:
+    """What is kept of an interrupted run; a folder without a sentence is deleted."""
+    if reader.store is None or not len(reader.store):
+        if reader.store is not None:
+            reader.store.clear()
+        return "Interrupted."
+    done = f"{len(reader.store)} of {len(reader.sentences)} sentences are done, kept in {keep}"
+    return f"Interrupted: {done}. Run the same command again to resume, or delete that folder."
 
 
 def _with_progress(reader: LongFormReader) -> Iterator[SpokenSentence]:
-    """Iterate with a progress bar on stderr."""
+    """Iterate with a progress bar on stderr, or with a line every PROGRESS_INTERVAL seconds if it is no terminal."""
+    return _with_bar(reader) if console.is_terminal else with_progress_lines(reader)
+
+
+def with_progress_lines(
+    reader: LongFormReader, clock: Callable[[], float] = time.monotonic
+) -> Iterator[SpokenSentence]:
+    """Iterate and print how far the text is spoken, at most every PROGRESS_INTERVAL seconds."""
+    printed_at = clock()
+    for spoken in reader:
+        yield spoken
+        if clock() - printed_at >= PROGRESS_INTERVAL:
+            seconds = spoken.end / reader.engine.sample_rate
+            console.print(f"{spoken.index + 1} of {len(reader.sentences)} sentences, {seconds:.0f} s of audio")
+            printed_at = clock()
+
+
+def _with_bar(reader: LongFormReader) -> Iterator[SpokenSentence]:
     total = sum(len(sentence.text) + 1 for sentence in reader.sentences)
     columns = TextColumn("Speaking … {task.description}"), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as progress:

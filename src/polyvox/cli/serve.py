@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from polyvox.cli.terminal import console, exit_code
 from polyvox.cli.thinker_process import thinker_process
 from polyvox.engine.capacity import describe_capacity, find_limit
-from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError, how_to_install
+from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError, VoiceLibraryError, how_to_install
 from polyvox.progress import ProgressBar, ProgressLog, progress_display
 from polyvox.server.settings import BACKLOG, Settings, section_of
 from polyvox.server.settings_sources import find_log_format, load_settings
@@ -240,6 +240,7 @@ def _print_summary(
 
     stats, seconds: of the first replica that is ready.
     """
+    _warn_of_unknown_aliases(settings, info)
     address = _address(settings, listener)
     is_open = not settings.api_keys and not ip_address(listener.getsockname()[0]).is_loopback
     if settings.log_format == "json":
@@ -267,6 +268,22 @@ def _print_summary(
     key = "-H 'authorization: Bearer YOUR_API_KEY' " if settings.api_keys else ""
     body = key + """-H 'content-type: application/json' -d '{"input": "Hello there."}'"""
     console.print(f"  curl {address}/v1/audio/speech {body} -o hello.mp3", soft_wrap=True)
+
+
+def _warn_of_unknown_aliases(settings: Settings, info: "ModelInfo") -> None:
+    """A voice may still be added to the library, so an alias of an unknown one is no error."""
+    if not settings.voice_aliases:
+        return
+    from polyvox.server.voice_catalog import VoiceCatalog
+    from polyvox.voices import VoiceLibrary
+
+    with suppress(VoiceLibraryError):  # requests report it
+        library = VoiceLibrary() if settings.voices_dir is None else VoiceLibrary(settings.voices_dir)
+        unknown = VoiceCatalog(library, info, settings.voice_aliases).unknown_aliases()
+        if unknown and settings.log_format == "json":
+            log.warning("unknown voice in voice_aliases", extra={"aliases": unknown})
+        elif unknown:
+            console.print(f"warning: no such voice in voice_aliases: {', '.join(unknown)}.", soft_wrap=True)
 
 
 def _bind(host: str, port: int, setting: str = "") -> socket.socket:

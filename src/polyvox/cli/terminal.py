@@ -4,7 +4,8 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +30,25 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 VocoderDevice = Annotated[str, typer.Option(help="Device of the vocoder: auto (the same device), cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
+
+
+class UsageError(PolyvoxError):
+    """The options of a command do not fit together."""
+
+
+@contextmanager
+def named_options(**options: str) -> Iterator[None]:
+    """Errors name the option of the command line instead of the field that it sets, such as path="--output"."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.field in options:
+            error.rename(options[error.field])
+        raise
+
+
+class Interrupted(Exception):
+    """The user pressed Ctrl-C. The message says what was kept."""
 
 
 def load(
@@ -60,7 +80,7 @@ def load(
 
 def exit_code(error: PolyvoxError) -> int:
     """The exit code of a command that ends with an error: 2 for invalid options and values, else 1."""
-    return 2 if isinstance(error, InvalidRequest) else 1
+    return 2 if isinstance(error, InvalidRequest | UsageError) else 1
 
 
 def show_json(value: Any) -> None:

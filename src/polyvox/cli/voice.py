@@ -10,7 +10,7 @@ import typer
 
 from polyvox.audio import read_audio
 from polyvox.audio.excerpt import fit_recording
-from polyvox.cli.terminal import Device, Dtype, Json, console, load, show_json, show_rows
+from polyvox.cli.terminal import Device, Dtype, Json, UsageError, console, load, show_json, show_rows
 from polyvox.errors import InvalidRequest
 from polyvox.models.info import Capability
 from polyvox.voices import Voice, VoiceLibrary
@@ -155,7 +155,9 @@ def design(
     ] = None,
     base: Annotated[str | None, typer.Option(help="Base model that the voice is stored for.")] = None,
     say: Annotated[str, typer.Option(help="Text of the sample, which becomes the transcript of the voice.")] = SAMPLE,
-    language: Annotated[str, typer.Option("--language", "-l", help="auto, or a language of the model.")] = "auto",
+    language: Annotated[
+        str, typer.Option("--language", "-l", help="auto, or a language of the model, such as english, en or en-GB.")
+    ] = "auto",
     seed: Annotated[int | None, typer.Option(help="Random seed; another seed gives another voice.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the sample.", show_default="NAME.wav")
@@ -213,7 +215,7 @@ def design(
 def _check_capability(field: str, model: str | None, capability: Capability, required: str) -> str:
     """Check a capability of a model before its weights are loaded."""
     if model is None:
-        raise InvalidRequest(f"--{field}", model, f"must be {required}")
+        raise UsageError(f"Missing option '--{field}': {required}.")
     with console.status("Starting …"):
         from polyvox.models.registry import read_info
     if not read_info(model).supports(capability):

@@ -328,7 +328,8 @@ class LocalEngine:
                     self._deliver()
             except Exception as error:
                 rejected = not self._started.is_set() and isinstance(error, PolyvoxError)
-                log.log(logging.INFO if rejected else logging.ERROR, "engine stopped", exc_info=error)
+                level, cause = (logging.INFO, None) if rejected else (logging.ERROR, error)
+                log.log(level, "engine stopped", exc_info=cause)
                 self.broken = f"the engine has stopped: {error}"
                 self._start_error = error if rejected else EngineDown(self.broken, retry_after=0)
             finally:

@@ -66,6 +66,7 @@ class DeviceBudget:
     gpu: bool
     slot: int  # the state of one stream
     position: int  # keys and values of one position; 0: the device has the vocoder only
+    weights: int = 0  # that are on the device already
 
     def num_streams(self, context: int) -> int:
         """Streams with this many positions each that fit."""
@@ -83,6 +84,25 @@ class DeviceBudget:
         if self.gpu:
             left -= GRAPH_BYTES + min(num_streams, MAX_BATCH) * GRAPH_STREAM_BYTES
         return left // (num_streams * self.position * PAGE) * PAGE
+
+    def rejection(self, context: int, memory_gb: float | None) -> InvalidRequest:
+        """The error if not one stream with this many positions fits. It names the limit if that is too low."""
+        stream = self.slot + context * self.position
+        if self.gpu:
+            stream = DRIVER_BYTES + ceil((GRAPH_BYTES + GRAPH_STREAM_BYTES + stream) / (1 - FREE_SHARE))
+        kind = "the driver, graphs and one stream" if self.gpu else "one stream"
+        needs = f"{_round_up(self.weights):.2f} GB of weights and {_round_up(stream):.2f} GB for {kind}"
+        least = _round_up(self.weights) + _round_up(stream)
+        if memory_gb is not None and memory_gb < least:
+            return InvalidRequest("memory_gb", memory_gb, f"must be at least {least:.2f} for this model: {needs}")
+        requirement = f"must leave memory for a stream with a context of {context}: {needs}"
+        hint = f"{self.usable / 1e9:.1f} GB are available for streams, graphs and workspaces."
+        return InvalidRequest("model", NOT_SHOWN, requirement, hint)
+
+
+def _round_up(num_bytes: int) -> float:
+    """Hundredths of GB."""
+    return ceil(num_bytes / 1e7) / 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +122,10 @@ def plan_memory(model: SpeechModel, config: EngineConfig) -> StreamPlan:
     weights = generator.nbytes + generator.text_table_nbytes + (vocoder.nbytes if same else 0)
     usable = usable_bytes(generator.device, weights, config.memory_gb)
     gpu = generator.device.type == "cuda"
-    budgets = [DeviceBudget(usable, gpu, slot + (vocoder_slot if same else 0), position)]
+    budgets = [DeviceBudget(usable, gpu, slot + (vocoder_slot if same else 0), position, weights)]
     if not same:
         usable = usable_bytes(vocoder.device, vocoder.nbytes, config.memory_gb)
-        budgets.append(DeviceBudget(usable, vocoder.device.type == "cuda", vocoder_slot, 0))
+        budgets.append(DeviceBudget(usable, vocoder.device.type == "cuda", vocoder_slot, 0, vocoder.nbytes))
     return fit_streams(config, generator.default_context, budgets)
 
 
@@ -126,11 +146,11 @@ def fit_streams(config: EngineConfig, default_context: int, budgets: Sequence[De
     if config.deterministic:
         default = min(default, MAX_DETERMINISTIC_STREAMS)
     max_streams = config.max_streams or min(num_fitting, default)
-    hint = f"{min(budget.usable for budget in budgets) / 1e9:.1f} GB are available for streams, graphs and workspaces."
     if num_fitting < 1:
-        requirement = f"must leave memory for a stream with a context of {smallest}"
-        raise InvalidRequest("model", NOT_SHOWN, requirement, hint)
+        raise min(budgets, key=lambda budget: budget.num_streams(smallest)).rejection(smallest, config.memory_gb)
     if max_streams > num_fitting:
+        least = min(budget.usable for budget in budgets)
+        hint = f"{least / 1e9:.1f} GB are available for streams, graphs and workspaces."
         requirement = f"must be at most {num_fitting} with a context of {smallest}"
         raise InvalidRequest("max_streams", max_streams, requirement, hint)
     context = config.context or min(default_context, budgets[0].context(max_streams))
@@ -188,7 +208,7 @@ class ModelNeeds:
     def plan(self, free: int, config: EngineConfig | None = None) -> StreamPlan:
         """How many streams fit beside the weights into this many free bytes; raises InvalidRequest."""
         usable = free - self.weights - (DRIVER_BYTES if self.gpu else 0)
-        budget = DeviceBudget(_without_margin(usable, self.gpu), self.gpu, self.slot, self.position)
+        budget = DeviceBudget(_without_margin(usable, self.gpu), self.gpu, self.slot, self.position, self.weights)
         return fit_streams(config or EngineConfig(max_streams=0), self.default_context, [budget])
 
     def min_bytes(self, num_streams: int = 1) -> int:

@@ -67,7 +67,11 @@ class StreamReader(ABC, Generic[Buffered]):
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         loop, has_data = asyncio.get_running_loop(), asyncio.Event()
-        self._call = lambda: loop.call_soon_threadsafe(has_data.set)
+
+        def call() -> None:
+            loop.call_soon_threadsafe(has_data.set)
+
+        self._call = call
         lock_timeout = LOCK_TIMEOUT
         try:
             while True:
@@ -88,7 +92,8 @@ class StreamReader(ABC, Generic[Buffered]):
                 if taken.final:
                     return
         finally:
-            self._call = None
+            if self._call is call:  # asyncio may close a loop that was left after a later loop has begun
+                self._call = None
             self.cancel()
 
     def _has_data(self) -> bool:

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from polyvox.errors import CheckpointError, InvalidRequest
 
@@ -54,7 +55,19 @@ def find_checkpoint(path_or_id: str | Path, choose: ChooseWeights = lambda _: AL
     except RepositoryNotFoundError:
         raise CheckpointError(f"{name!r} is not on the hub, or requires a token (hf auth login)") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        if isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, HfHubHTTPError):
+            raise _unreachable(name) from None
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{name!r} is not a local folder, not in the hub's cache, and cannot be downloaded: {reason}"
         ) from None
+
+
+def _unreachable(name: str) -> CheckpointError:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        reason, fix = "HF_HUB_OFFLINE is set, and the hub's cache does not have it", "Unset HF_HUB_OFFLINE"
+    else:
+        reason, fix = f"{urlsplit(constants.ENDPOINT).hostname} cannot be reached", "Check the network or HF_ENDPOINT"
+    return CheckpointError(f"Cannot download {name}: {reason}. {fix}, or pass a local folder as the model.")

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 
-from polyvox.errors import CheckpointError, InvalidRequest
+from polyvox.errors import NO_TEXT, CheckpointError, InvalidRequest
 from polyvox.models.layers.talker_config import TalkerShape
 from polyvox.text.phonemes import load_pronunciations, phonemize
 
@@ -124,7 +124,7 @@ class TextTokenizer:
 def _clean(text: str, field: str) -> str:
     stripped = text.strip()
     if not stripped:
-        raise InvalidRequest(field, text, "must have at least one visible character")
+        raise InvalidRequest(field, text, NO_TEXT)
     try:
         stripped.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -12,6 +12,8 @@ from pydantic.fields import FieldInfo
 from polyvox.errors import NOT_SHOWN, invalid_value
 
 _BOUNDS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
+_NUMBERS = dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "an integer")
+_NUMBERS |= dict.fromkeys(("float_parsing", "float_type"), "a number")
 _OBJECTS = {"dict_type", "model_type", "model_attributes_type"}
 
 
@@ -61,6 +63,9 @@ def _model_of(field: FieldInfo | None) -> type[BaseModel] | None:
 def _requirement(error: Mapping[str, Any], field: FieldInfo | None) -> str:
     if field is not None and error["type"] in _BOUNDS and (limits := _range(field)):
         return limits
+    if noun := _NUMBERS.get(error["type"]):
+        limits = _range(field) if field is not None else None
+        return f"must be {noun} {limits.removeprefix('must be ')}" if limits else f"must be {noun}"
     if error["type"] in _OBJECTS:
         return "must be an object"
     message: str = error["msg"].partition(" after validation")[0]

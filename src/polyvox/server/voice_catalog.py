@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The voices that a request can choose: built into the model, in the voice library, and aliases of both."""
 
+import builtins
 from collections.abc import Mapping
 from typing import Any
 
-from polyvox.errors import InvalidRequest, UnknownVoice
+from polyvox.errors import InvalidRequest, UnknownVoice, shorten
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice
 from polyvox.server.default_voices import is_default_voice, substitute
@@ -43,7 +44,7 @@ class VoiceCatalog:
         if self._info.designs_voices and is_default_voice(voice):
             return None  # clients cannot omit the voice
         if voice.lower() in self._aliases:
-            return self.library.resolve(self._aliases[voice.lower()], model, built_in)
+            return self._resolve_alias(voice)
         try:
             return self.library.resolve(voice, model, built_in)
         except UnknownVoice:
@@ -54,6 +55,20 @@ class VoiceCatalog:
             if available is None:
                 raise
             return self.library.resolve(available, model, built_in)
+
+    def _resolve_alias(self, alias: str) -> str | ClonedVoice | None:
+        voice = self._aliases[alias.lower()]
+        try:
+            return self.library.resolve(voice, self._info.identity, self._info.voices)
+        except UnknownVoice:  # clients do not know the name that the alias stands for
+            names = ", ".join([*self._info.voices, *(found.name for found in self.library_voices())])
+            requirement = f"is an alias of {shorten(voice)}, which must be one of {names}" if names else NO_VOICES
+            raise UnknownVoice("voice", alias, requirement) from None
+
+    def unknown_aliases(self) -> builtins.list[str]:
+        """The aliases of voices that neither the model nor the library has, as `alias=voice`."""
+        known = {name.lower() for name in (*self._info.voices, *(voice.name for voice in self.library.list()))}
+        return [f"{alias}={voice}" for alias, voice in self._aliases.items() if voice.lower() not in known]
 
     def list(self, public: bool = False) -> list[dict[str, Any]]:
         """All voices as API objects, built-in ones first. public: with their public fields only."""

@@ -7,6 +7,7 @@ from collections import Counter
 from polyvox.text.language_detector import MAX_LOOKAHEAD, SENTENCE_END, detect
 from polyvox.text.languages import load_rules
 from polyvox.text.languages.english import SPECIAL_WORDS
+from polyvox.text.languages.language_codes import language_name
 from polyvox.text.lexicon import CJK
 from polyvox.text.rules import LETTER
 from polyvox.text.text_rules import TextRules
@@ -27,7 +28,7 @@ class LanguageSelector:
 
     def __init__(self, rules: TextRules) -> None:
         self._is_auto, self._default = rules.is_auto, rules.default_language
-        self.language = load_rules(rules.default_language if rules.is_auto else rules.language.strip().lower())
+        self.language = load_rules(rules.default_language if rules.is_auto else language_name(rules.language))
         self.num_sentences: Counter[str] = Counter()
         self._joining_words, self._has_cjk = rules.lexicon.joining_words, rules.lexicon.has_cjk
         self._inherited: str | None = None

@@ -28,8 +28,10 @@ def load_lexicon(path: str | Path) -> Lexicon:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InvalidRequest("lexicon", str(path), f"must have at most {MAX_FILE_BYTES:,} bytes")
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("lexicon", str(path), f"must be a readable UTF-8 text file: {error}") from error
+    except OSError as error:
+        raise InvalidRequest("lexicon", str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("lexicon", str(path), f"must be a UTF-8 text file: {error}") from error
     match path.suffix.lower():
         case ".pls" | ".xml":
             return parse_pls(text)

@@ -12,11 +12,11 @@ AUTO = "auto"
 class TextRules:
     """How text is normalised.
 
-    language: the language of all sentences; "auto" detects the language of each sentence. In a language without rules
-    only Unicode and markup are cleaned. lexicon: words and their pronunciations. enabled: False passes text through
-    unchanged. phonemes: the model takes phonemes; otherwise words with phonemes are spoken as they are written.
-    default_language: with "auto", the language of sentences that show none. ssml: a text that starts with <speak> must
-    be well-formed; otherwise its tags are read like those of other text.
+    language: the language of all sentences, by name or code; "auto" detects the language of each sentence. In a
+    language without rules only Unicode and markup are cleaned. lexicon: words and their pronunciations. enabled: False
+    passes text through unchanged. phonemes: the model takes phonemes; otherwise words with phonemes are spoken as they
+    are written. default_language: with "auto", the language of sentences that show none. ssml: a text that starts with
+    <speak> must be well-formed; otherwise its tags are read like those of other text.
     """
 
     language: str = "auto"

@@ -14,11 +14,12 @@ from polyvox.models.info import ModelInfo
 from polyvox.server.api.elevenlabs_dictionaries import DictionaryLocator, find_lexicons
 from polyvox.server.app_state import AppState, State
 from polyvox.server.ignored_fields import IgnoredFields
-from polyvox.server.languages import CODES, parse_language
+from polyvox.server.languages import parse_language
 from polyvox.server.middleware.limits import LIMITER
 from polyvox.server.requests import STRICT, JSONRoute, RequestModel, is_strict, request_id_of
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.streaming import JSON_LINES, JSONLinesSpeechResponse, SpeechResponse
+from polyvox.text.languages.language_codes import CODES
 
 router = APIRouter(route_class=JSONRoute)
 

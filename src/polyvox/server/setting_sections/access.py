@@ -38,6 +38,16 @@ class AccessSettings(SettingsSection):
         default=[], description="Origins of web pages that may call, such as https://example.com, or *."
     )
 
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _check_api_keys(cls, keys: object) -> object:
+        """An empty string is most likely a variable that is not set, and would start a server without keys."""
+        if isinstance(keys, str) and not keys.replace(",", " ").strip():
+            raise ValueError("must not be empty; remove it to run without keys")
+        if isinstance(keys, list) and any(isinstance(key, str) and not key.strip() for key in keys):
+            raise ValueError("must not have an empty key")
+        return keys
+
     @field_validator("trusted_proxies")
     @classmethod
     def _check_networks(cls, networks: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from polyvox.errors import InvalidRequest
+from polyvox.errors import NO_TEXT, InvalidRequest
 from polyvox.long_form import CLAUSE_PAUSE, PARAGRAPH_PAUSE, SENTENCE_ENDS, SENTENCE_PAUSE
 from polyvox.models.request import ClonedVoice, ThinkerPrompt
 from polyvox.text import Part, Pause, Rate, SentenceSplitter, TextNormalizer, TextRules, Words
@@ -123,7 +123,7 @@ class SegmentQueue:
         queue.append(text)
         queue.finish()
         if not queue._ready:
-            raise InvalidRequest("text", text, "must have something to say")
+            raise InvalidRequest("text", text, NO_TEXT)
         return queue
 
     @classmethod
@@ -137,7 +137,7 @@ class SegmentQueue:
             queue.append(text)
             queue.flush()
             if len(queue._ready) == num_ready:
-                raise InvalidRequest("text", text, "must have something to say")
+                raise InvalidRequest("text", text, NO_TEXT)
             queue._default_silence = PARAGRAPH_PAUSE
         queue.finish()
         return queue

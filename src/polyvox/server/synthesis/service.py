@@ -17,7 +17,7 @@ from polyvox.audio.samples import Samples
 from polyvox.engine.config import queue_length
 from polyvox.engine.interface import AsyncEngine, AsyncStream
 from polyvox.engine.preparation import InlineBudget
-from polyvox.errors import EngineDown, InvalidRequest, Overloaded
+from polyvox.errors import NO_TEXT, EngineDown, InvalidRequest, Overloaded
 from polyvox.models.info import ModelInfo
 from polyvox.models.request import ClonedVoice, Request, ThinkerPrompt
 from polyvox.server.request_log import RequestRecord
@@ -89,7 +89,7 @@ class SynthesisService:
         """
         self._check_admission(whole_file=not options.streaming)
         if not options.live and not options.text.strip():
-            raise InvalidRequest("text", options.text, "must have something to say")
+            raise InvalidRequest("text", options.text, NO_TEXT)
         if len(options.text) > self.settings.max_text_chars:
             limit, length = self.settings.max_text_chars, len(options.text)
             raise InvalidRequest("text", options.text, f"must have at most {limit:,} characters but has {length:,}")

@@ -13,11 +13,12 @@ from polyvox.server.api.live_utterance import LiveUtterance
 from polyvox.server.api.websocket_connection import cancel_all, raise_first
 from polyvox.server.app_state import AppState
 from polyvox.server.ignored_fields import IgnoredFields
-from polyvox.server.languages import CODES, parse_language
+from polyvox.server.languages import parse_language
 from polyvox.server.middleware.limits import Caller, ConcurrencyLimiter
 from polyvox.server.synthesis.options import SynthesisOptions
 from polyvox.server.synthesis.reader import WRITE_BUFFER, ReaderTimeout, ReaderTimer
 from polyvox.server.wyoming.events import Event, read_event
+from polyvox.text.languages.language_codes import CODES
 
 log = logging.getLogger(__name__)
 

@@ -4,20 +4,10 @@
 from functools import cache
 from importlib import import_module
 
+from polyvox.text.languages.language_codes import CODES
 from polyvox.text.languages.language_rules import LanguageRules
 
-LANGUAGES = (
-    "english",
-    "german",
-    "french",
-    "spanish",
-    "italian",
-    "portuguese",
-    "russian",
-    "chinese",
-    "japanese",
-    "korean",
-)
+LANGUAGES = tuple(CODES)
 
 
 def load_rules(language: str) -> LanguageRules:
