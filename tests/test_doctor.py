@@ -220,12 +220,12 @@ def test_the_number_of_streams_follows_from_the_free_memory(monkeypatch: pytest.
 
 def test_a_model_that_fits_into_the_memory_of_a_cpu_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(doctor, "_memory", lambda: (24_000_000_000, 64_000_000_000))
+    monkeypatch.setattr(machine_checks, "_memory", lambda: (24_000_000_000, 64_000_000_000))
     small = next(machine_checks.models())
     assert small.state == "ok"
     assert re.fullmatch(r"memory for \d+ streams? of .* in float32; speed not measured", small.message)
     assert small.fix == "polyvox bench engine --model 0.6B"
-    monkeypatch.setattr(doctor, "_memory", lambda: (3_000_000_000, 64_000_000_000))
+    monkeypatch.setattr(machine_checks, "_memory", lambda: (3_000_000_000, 64_000_000_000))
     assert next(machine_checks.models()).state == "warn"
 
 
