@@ -4,6 +4,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
     for origin, given in sources.items():  # later sources override earlier ones
         for key, value in given.items():
             if key not in Settings.model_fields:
-                raise InvalidRequest("settings", key, [*Settings.model_fields], f"Source: {origin}.")
+                raise _unknown_setting(key, key, origin)
             values[key], origins[key] = value, origin
     try:
         return Settings(**values)
@@ -77,5 +78,15 @@ def _read_environment() -> Mapping[str, Any]:
     for name in os.environ:
         key = name.removeprefix(ENV_PREFIX).lower()
         if name.startswith(ENV_PREFIX) and name not in OTHER_VARIABLES and key not in Settings.model_fields:
-            raise InvalidRequest("settings", name, [*Settings.model_fields], "Source: environment.")
+            raise _unknown_setting(name, key, "environment")
     return EnvSettingsSource(Settings)()
+
+
+def _unknown_setting(name: str, key: str, origin: str) -> InvalidRequest:
+    """name: as the source has it; key: without the prefix of variables."""
+    prefix = name[: len(name) - len(key)]
+    similar = get_close_matches(key, Settings.model_fields, 1)
+    meant = prefix + (similar[0].upper() if prefix else similar[0]) if similar else ""
+    suggestion = f" Did you mean {meant}?" if meant else ""
+    hint = f"Source: {origin}.{suggestion} polyvox serve --help lists all settings."
+    return InvalidRequest("settings", name, "must be settings of the server", hint)
