@@ -89,4 +89,4 @@ def _unknown_setting(name: str, key: str, origin: str) -> InvalidRequest:
     meant = prefix + (similar[0].upper() if prefix else similar[0]) if similar else ""
     suggestion = f" Did you mean {meant}?" if meant else ""
     hint = f"Source: {origin}.{suggestion} polyvox serve --help lists all settings."
-    return InvalidRequest("settings", name, "must be settings of the server", hint)
+    return InvalidRequest("settings", NOT_SHOWN, f"{name!r} is unknown", hint)
