@@ -30,7 +30,10 @@ def described(text: str) -> str:
             "See [the page](http://a.b/c) [^1].",
             "Read without its address: [the page](http://a.b/c). Left out of the text: [^1].",
         ),
-        ("Wait [pause:60s] here.", "Shortened to 10 s: [pause:60s]."),
+        (
+            "Wait [pause:60s] here.",
+            "Shortened, because a pause has at most 10 s and all between two words 60 s: [pause:60s].",
+        ),
         ("A\ue000B", "Left out of the text: U+E000."),
         (f"<think>{'x ' * 50}</think> Yes.", f"Left out of the text: <think>{'x ' * 16}…."),
     ],

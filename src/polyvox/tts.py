@@ -117,7 +117,8 @@ class TTS:
                 with showing_progress(self._progress):
                     self._engine = LocalEngine(self.model, self._config)
                 # Its own thread refers to an engine, so it is never collected while it runs.
-                self._finalizer = weakref.finalize(self, self._engine.close)
+                # Garbage is collected in any thread, so nothing waits there.
+                self._finalizer = weakref.finalize(self, self._engine.request_close)
                 self._finalizer.atexit = False  # the engine has a handler of its own
             return self._engine
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which recorded audio a capacity search keeps until it is transcribed."""
 
+import socket
 from contextlib import ExitStack
 
 from polyvox.bench.load import ClientLag, Load
@@ -16,7 +17,9 @@ def run(level: float) -> Run:
 
 def test_only_loads_that_may_be_the_result_keep_their_audio() -> None:
     with ExitStack() as stack:
-        session = BenchSession(BenchOptions(base_url="http://127.0.0.1:9"), [Load("closed", 8)], stack)
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        session = BenchSession(BenchOptions(base_url=url), [Load("closed", 8)], stack)
     failing: set[int] = set()
 
     def levels_with_audio_after(level: float, failed: bool = False) -> list[float]:

@@ -88,11 +88,13 @@ def test_a_step_ends_with_what_it_started(
     """At its limit it is interrupted, so that it can print what it has."""
     pid, log = tmp_path / "pid", tmp_path / "slow.log"
     program = f"""
-import pathlib, subprocess, sys, time
+import pathlib, signal, subprocess, sys, time
 ignores = "import os, signal, time; signal.signal(2, lambda *_: 0); print(os.getpid(), flush=True); time.sleep(600)"
 try:
     child = subprocess.Popen([sys.executable, "-c", ignores], stdout=subprocess.PIPE, text=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the file is written
     pathlib.Path({str(pid)!r}).write_text(child.stdout.readline())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     {last}
 except KeyboardInterrupt:
     print("measured so far", flush=True)

@@ -225,6 +225,16 @@ def test_an_interrupted_start_leaves_no_engine(speech: Qwen3TTSModel) -> None:
     assert not thread.is_alive()
 
 
+def test_a_failed_start_leaves_no_thread(speech: Qwen3TTSModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "calibrate", mock.Mock(side_effect=RuntimeError("no device")))
+    before = set(threading.enumerate())
+    with pytest.raises(EngineDown, match="no device"):
+        LocalEngine(speech, EngineConfig(max_streams=1))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(TIMEOUT)
+        assert not thread.is_alive(), thread.name
+
+
 def test_an_engine_whose_thread_is_in_another_process_raises_engine_down(speech: Qwen3TTSModel) -> None:
     engine = LocalEngine(speech, EngineConfig(max_streams=1))
     try:

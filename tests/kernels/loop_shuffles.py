@@ -43,8 +43,8 @@ def assert_few_shuffles(launch: Launch, code: str) -> None:
     group, lanes = constants["GROUP"], constants["LANES"]
     assert isinstance(group, int)
     assert isinstance(lanes, int)
-    most = POSITIONS * group * round(log2(max(1, WARPS * THREADS // lanes)))
-    assert shuffles_in_loops(code) <= most, (launch, shuffles_in_loops(code), most)
+    max_shuffles = POSITIONS * group * round(log2(max(1, WARPS * THREADS // lanes)))
+    assert shuffles_in_loops(code) <= max_shuffles, (launch, shuffles_in_loops(code), max_shuffles)
 
 
 def launches(architecture: int, kv_dtype: torch.dtype, group: int) -> list[Launch]:

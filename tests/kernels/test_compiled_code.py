@@ -153,9 +153,9 @@ def test_shuffles_in_a_loop_are_counted() -> None:
     assert shuffles_in_loops(code.replace("@%p3 bra \t$L__BB0_2", "@%p3 bra \t$L__BB0_4")) == 0
 
 
-@pytest.mark.parametrize(("group", "lanes", "most"), [(2, 4, 12), (1, 4, 6), (2, 1, 20)])
-def test_more_shuffles_than_those_of_the_scores_are_found(group: int, lanes: int, most: int) -> None:
+@pytest.mark.parametrize(("group", "lanes", "max_shuffles"), [(2, 4, 12), (1, 4, 6), (2, 1, 20)])
+def test_more_shuffles_than_those_of_the_scores_are_found(group: int, lanes: int, max_shuffles: int) -> None:
     given = launch("large_batch_kernel", GROUP=group, LANES=lanes)
-    assert_few_shuffles(given, loop_with(most))
+    assert_few_shuffles(given, loop_with(max_shuffles))
     with pytest.raises(AssertionError):
-        assert_few_shuffles(given, loop_with(most + 1))
+        assert_few_shuffles(given, loop_with(max_shuffles + 1))

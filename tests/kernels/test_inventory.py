@@ -104,7 +104,7 @@ PARTS = {
     "large_batch_attention.load_positions": "large_batch_attention.large_batch_kernel",
     "large_batch_attention.unpack": "large_batch_attention.large_batch_kernel",
     "large_batch_attention.unpack_halves": "large_batch_attention.large_batch_kernel",
-    "large_batch_attention.attend_block": "large_batch_attention.large_batch_kernel",
+    "large_batch_attention.attend_pair": "large_batch_attention.large_batch_kernel",
     "large_batch_attention.score_positions": "large_batch_attention.large_batch_kernel",
     "large_batch_attention.join_lanes": "large_batch_attention.large_batch_kernel",
     "large_batch_attention.rotate_head": "large_batch_attention.large_batch_kernel",

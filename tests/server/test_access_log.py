@@ -193,6 +193,8 @@ def test_texts_of_rejected_requests_are_not_logged(engine: PausableEngine, caplo
         ("/v1/pronunciation-dictionaries/add-from-rules", {"name": "Terms", "rules": ["private"]}),
         ("/v1/audio/speech", {"input": "Hi.", "references": [["private"]]}),
         ("/v1/audio/speech", {"input": "Hi.", "speed": "a private text"}),
+        ("/v1/audio/speech", {"input": "Hi.", "response_format": "x) a private text"}),
+        ("/v1/audio/speech", {"input": "Hi.", "response_format": "我的private文字"}),
         ("/v1/speak", {"text": ["private"]}),
         ("/tts/bytes", {"transcript": ["private"]}),
     ],

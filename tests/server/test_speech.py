@@ -249,7 +249,7 @@ def test_unknown_fields_are_reported_or_with_strict_rejected(server: RunningServ
         ({"input": "hi", "stream_format": "xml"}, 422, "stream_format", "sse"),
         ({"input": "hi", "language": "klingon!"}, 400, "language", "english"),
         ({"input": "hi", "ref_audio": "AAAA"}, 400, "ref_audio", "Qwen/Qwen3-TTS-12Hz-1.7B-Base"),
-        ({"input": "hi", "references": [{"audio_path": "AAAA"}]}, 400, "ref_audio", "Qwen/Qwen3-TTS-12Hz-1.7B-Base"),
+        ({"input": "hi", "references": [{"audio_path": "AAAA"}]}, 400, "references", "Qwen/Qwen3-TTS-12Hz-1.7B-Base"),
         ({"input": "hi", "references": "AAAA"}, 422, "references", "list"),
         ({"input": "hi", "speaker_embedding": [1.0]}, 400, "speaker_embedding", "Base"),
         ({"input": "invalid"}, 400, "language", "english, chinese"),

@@ -20,7 +20,7 @@ ENERGY_FLOOR = 1e-8  # per sample; below it correlations are treated as 0
 
 def check_speed(speed: float) -> None:
     """Raises InvalidRequest for a speed that is no number or out of range."""
-    if isinstance(speed, bool) or not isinstance(speed, int | float) or not MIN_SPEED <= speed <= MAX_SPEED:
+    if isinstance(speed, bool) or not isinstance(speed, int | float | np.number) or not MIN_SPEED <= speed <= MAX_SPEED:
         raise InvalidRequest("speed", speed, f"must be between {MIN_SPEED:g} and {MAX_SPEED:g}")
 
 

@@ -50,7 +50,7 @@ class Load:
     def check(self) -> None:
         if not 0 < self.level < inf or (self.is_closed and self.level != int(self.level)):
             requirement = "must be a positive integer" if self.is_closed else "must be above 0"
-            shown = int(self.level) if self.level.is_integer() else self.level
+            shown = int(self.level) if float(self.level).is_integer() else self.level
             raise InvalidRequest("level", shown, requirement)
         for name in ("seconds", "timeout"):
             if not 0 < getattr(self, name) < inf:

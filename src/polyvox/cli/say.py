@@ -24,6 +24,7 @@ from polyvox.cli.terminal import (
     console,
     load,
     named_options,
+    remembering_interrupts,
 )
 from polyvox.cli.text_notes import describe_notes
 from polyvox.errors import NOT_SHOWN, InvalidRequest, PolyvoxError
@@ -120,7 +121,9 @@ def _speak(reader: LongFormReader, output: str | None, rate: int | None, play: b
             sinks.append(stack.enter_context(FileOutput(output, sample_rate, rate)))
         if play:
             sinks.append(stack.enter_context(Player(sample_rate)))
+        check_interrupt = stack.enter_context(remembering_interrupts())
         for spoken in _with_progress(reader):
+            check_interrupt()
             for sink in sinks:
                 sink.push(np.concatenate([spoken.samples, np.zeros(spoken.pause, np.float32)]))
             num_sentences += bool(spoken.text)

@@ -2,9 +2,10 @@
 """Terminal output and options that all commands share. Messages go to stderr, results to stdout."""
 
 import json
+import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,30 @@ def named_options(**options: str) -> Iterator[None]:
 
 class Interrupted(Exception):
     """The user pressed Ctrl-C. The message says what was kept."""
+
+
+@contextmanager
+def remembering_interrupts() -> Iterator[Callable[[], None]]:
+    """Ctrl-C raises KeyboardInterrupt, and so does each later call of the value.
+
+    Python ignores an exception in a destructor, so a single KeyboardInterrupt may have no effect.
+    """
+    interrupted = False
+
+    def on_interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def load(

@@ -4,7 +4,7 @@
 from collections.abc import Iterable
 
 from polyvox.text import Note
-from polyvox.text.markup import MAX_PAUSE
+from polyvox.text.markup import MAX_PAUSE, MAX_SILENCE
 
 MAX_PASSAGES = 3  # of each sentence
 MAX_PASSAGE = 40  # characters
@@ -15,7 +15,7 @@ ACTIONS = {
     "language": "No rules for the language",
     "link": "Read without its address",
     "number": "Left as written",
-    "pause": f"Shortened to {MAX_PAUSE:g} s",
+    "pause": f"Shortened, because a pause has at most {MAX_PAUSE:g} s and all between two words {MAX_SILENCE:g} s",
     "phonemes": "Read as written, because the model takes no phonemes",
     "repeated": "Read once",
     "url": "Read as words",

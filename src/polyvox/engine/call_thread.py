@@ -48,6 +48,7 @@ class CallThread:
         with suppress(queue.Empty):
             while (launched := self._calls.get_nowait()) is not None:
                 launched[0].cancel()
+                launched[0].set_running_or_notify_cancel()  # wakes what waits for it
         self._calls.put(None)
         self._thread.join()
 

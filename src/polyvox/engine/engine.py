@@ -189,10 +189,14 @@ class LocalEngine:
             stuck_seconds = now - busy_since if busy_since is not None else 0.0
             return replace(self.admission.current_load(now), stuck_seconds=stuck_seconds)
 
-    def close(self) -> None:
-        """Ends all streams and the thread. Idempotent."""
+    def request_close(self) -> None:
+        """`close` without a wait for the thread; from any thread, also one that holds the lock."""
         self._stopping = True
         self.lock.post(self.wake)
+
+    def close(self) -> None:
+        """Ends all streams and the thread. Idempotent."""
+        self.request_close()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT)
             if self._thread.is_alive():
@@ -336,10 +340,12 @@ class LocalEngine:
                 try:
                     self._end_all()
                 finally:
-                    if self._started.is_set():
-                        self._runner.close()
+                    runner: ModelRunner | None = getattr(self, "_runner", None)  # also of a start that failed
+                    if runner is not None:
+                        runner.close()
                     self._busy_since = None
                     self._started.set()
+                    atexit.unregister(self.close)  # which keeps the engine
 
     def _schedule(self) -> StepPlan[LocalStream] | None:
         """Waits until there is work, and plans it; None when the engine closes."""

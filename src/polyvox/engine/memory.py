@@ -92,16 +92,16 @@ class DeviceBudget:
             stream = DRIVER_BYTES + ceil((GRAPH_BYTES + GRAPH_STREAM_BYTES + stream) / (1 - FREE_SHARE))
         kind = "the driver, graphs and one stream" if self.gpu else "one stream"
         needs = f"{_round_up(self.weights):.2f} GB of weights and {_round_up(stream):.2f} GB for {kind}"
-        least = _round_up(self.weights) + _round_up(stream)
-        if memory_gb is not None and memory_gb < least:
-            return InvalidRequest("memory_gb", memory_gb, f"must be at least {least:.2f} for this model: {needs}")
+        min_gb = _round_up(self.weights) + _round_up(stream)
+        if memory_gb is not None and memory_gb < min_gb:
+            return InvalidRequest("memory_gb", memory_gb, f"must be at least {min_gb:.2f} for this model: {needs}")
         requirement = f"must leave memory for a stream with a context of {context}: {needs}"
         hint = f"{self.usable / 1e9:.1f} GB are available for streams, graphs and workspaces."
         return InvalidRequest("model", NOT_SHOWN, requirement, hint)
 
 
 def _round_up(num_bytes: int) -> float:
-    """Hundredths of GB."""
+    """GB, rounded up to hundredths."""
     return ceil(num_bytes / 1e7) / 100
 
 
@@ -149,8 +149,8 @@ def fit_streams(config: EngineConfig, default_context: int, budgets: Sequence[De
     if num_fitting < 1:
         raise min(budgets, key=lambda budget: budget.num_streams(smallest)).rejection(smallest, config.memory_gb)
     if max_streams > num_fitting:
-        least = min(budget.usable for budget in budgets)
-        hint = f"{least / 1e9:.1f} GB are available for streams, graphs and workspaces."
+        min_usable = min(budget.usable for budget in budgets)
+        hint = f"{min_usable / 1e9:.1f} GB are available for streams, graphs and workspaces."
         requirement = f"must be at most {num_fitting} with a context of {smallest}"
         raise InvalidRequest("max_streams", max_streams, requirement, hint)
     context = config.context or min(default_context, budgets[0].context(max_streams))

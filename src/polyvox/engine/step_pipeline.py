@@ -34,7 +34,7 @@ class InFlightStep:
 class StepPipeline:
     """Launches steps, and completes them in this order: their audio and flags go to the streams.
 
-    Only the engine's thread calls it, without the lock unless a method says so.
+    Only the engine's thread calls it: `run` without the lock, the others under it.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from polyvox.engine.admission import Admission
 from polyvox.engine.config import PAGE, EngineConfig
 from polyvox.engine.demand import Demand
 from polyvox.engine.interface import Result
+from polyvox.engine.load import SNAPSHOT_TTL
 from polyvox.engine.model_runner import ModelRunner
 from polyvox.engine.scheduler import Scheduler
 from polyvox.engine.slot_text import SlotText
@@ -71,6 +72,7 @@ class StreamManager:
         self._num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
         self._audio_seconds, self._underruns, self._streams_with_underruns = 0.0, 0, 0
         self._num_out_of_pages = 0  # streams
+        self._next_unread_at = -inf  # when the slot of an unread stream is counted again after a rejection
 
     def counts(self) -> dict[str, float]:
         """Counters since the start."""
@@ -194,13 +196,18 @@ class StreamManager:
 
         The value is that stream: the caller stops it if the new one is accepted.
         """
-        unread = self._find_unread(self.clock()) if self._admission.lacks_slot(live) else None
+        now = self.clock()
+        may_try = now >= self._next_unread_at and self._admission.lacks_slot(live)
+        unread = self._find_unread(now) if may_try else None
         if unread is None:
             yield None
             return
         self._admission.on_stop_requested(unread)
         try:
             yield unread
+        except Overloaded:  # each attempt costs a new estimate of the wait
+            self._next_unread_at = now + SNAPSHOT_TTL
+            raise
         finally:
             self._admission.on_stop_withdrawn(unread)
 

@@ -24,6 +24,7 @@ MAX_KEY_LENGTH = 256
 MAX_ARRAY_DIMENSIONS = 2
 
 Id: TypeAlias = Annotated[int, Meta(ge=0)]
+Limit: TypeAlias = Annotated[int, Meta(ge=0)]  # of a setting without an upper bound
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CREDIT)]
 Key: TypeAlias = Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
 
@@ -91,7 +92,7 @@ class Consumed(Message, frozen=True):
 class AcquireKey(Message, frozen=True):
     id: Id
     key: Key
-    limit: Id  # a setting without an upper bound
+    limit: Limit
 
 
 class ReleaseKey(Message, frozen=True):

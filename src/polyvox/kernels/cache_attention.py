@@ -75,6 +75,8 @@ def attend_decode(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tens
     kernel = choose(qkv, rotation, cache)
     if kernel is None:
         return paged_attention(rotary_store(qkv, rotation, cache), cache)
+    assert qkv.stride(1) == 1
+    assert not rotation.by_row
     return kernel.launch(qkv, rotation, cache)
 
 

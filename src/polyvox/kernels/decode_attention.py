@@ -53,8 +53,6 @@ def launch(qkv: Tensor, rotation: HeadRotation, cache: PagedRows) -> Tensor:
     rows, heads, kv_heads, dim = len(qkv), cache.num_heads(qkv), cache.kv_heads, cache.dim
     group = heads // kv_heads
     out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    assert qkv.stride(1) == 1
-    assert not rotation.by_row
     small_batch = rows <= SMALL_BATCH_ROWS
     max_block = SMALL_BATCH_BLOCK if small_batch and qkv.dtype != torch.float32 else BLOCK
     block = max(MIN_TILE, min(max_block, power_of_2(cache.max_positions)))

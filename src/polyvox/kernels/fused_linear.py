@@ -60,7 +60,7 @@ def choose(x: Tensor, weight: Matrix, kind: int) -> FusedProducts | None:
 def is_faster_for_few_outputs(x: Tensor, weight: Matrix) -> bool:
     """Whether `project` is faster than the library for rows x [..., K] and a matrix with few rows, such as 1,024.
 
-    Other kernels' programs own 64 matrix rows or more each, so most multiprocessors would read nothing.
+    Programs of Triton's products own 32 matrix rows or more each, so most multiprocessors would read nothing.
     """
     kernel = choose(x, weight, PLAIN)
     return kernel in PREFETCHED or (kernel is not None and x.numel() == x.shape[-1])

@@ -160,12 +160,12 @@ def large_batch_kernel(
         visible = position < last, position + LANES < last
         wide_key = unpack(key[0], cache_type), unpack(key[1], cache_type)
         wide_value = unpack(value[0], cache_type), unpack(value[1], cache_type)
-        running_max, denominator, bias_sum, acc = attend_block(
+        running_max, denominator, bias_sum, acc = attend_pair(
             query, key_bias, wide_key, wide_value, key_scale, value_scale, visible,
             running_max, denominator, bias_sum, acc, LARGEST,
         )  # fmt: skip
         if GROUP == 2:
-            running_max_1, denominator_1, bias_sum_1, acc_1 = attend_block(
+            running_max_1, denominator_1, bias_sum_1, acc_1 = attend_pair(
                 query_1, key_bias_1, wide_key, wide_value, key_scale, value_scale, visible,
                 running_max_1, denominator_1, bias_sum_1, acc_1, LARGEST,
             )  # fmt: skip
@@ -258,7 +258,7 @@ def unpack_halves(words):
 
 
 @Kernel
-def attend_block(
+def attend_pair(
     query, key_bias, key, value, key_scale, value_scale, visible, running_max, denominator, bias_sum, acc,
     LARGEST: tl.constexpr,
 ):  # fmt: skip
@@ -318,5 +318,5 @@ def round_product(product, dtype: tl.constexpr):
 
     The maximum prevents that. It keeps NaN, and minus infinity in 16 bits, to which the constant rounds.
     """
-    least = -3.4028234663852886e38  # of float32
-    return tl.maximum(product, least, propagate_nan=tl.PropagateNan.ALL).to(dtype).to(tl.float32)
+    min_float = -3.4028234663852886e38
+    return tl.maximum(product, min_float, propagate_nan=tl.PropagateNan.ALL).to(dtype).to(tl.float32)

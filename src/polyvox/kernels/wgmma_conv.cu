@@ -70,7 +70,7 @@ template <int C, bool RESIDENT>
 __device__ __forceinline__ void residual_unit(
     const half_bits *active, const half_bits *x, const half_bits *state, const long long *slots,
     const half_bits *weights, const float *coefficients, half_bits *raw, half_bits *act, const long long *absent,
-    int num_tiles, int columns, int dilation, int num_slots) {
+    int num_tiles, int columns, int dilation, int num_stages) {
   constexpr int STAGE = 64 * C * 2, BYTES = (TAPS + 1) * C * C * 2;
   constexpr int HALF = 96;  // outputs of the second convolution at a time
   SHARED_MEMORY;
@@ -82,9 +82,9 @@ __device__ __forceinline__ void residual_unit(
   const int first_item = (int)blockIdx.x / programs, stride = (int)gridDim.x / programs;
   float *values = (float *)(memory + BARRIER_BYTES);
   const unsigned barriers = shared_address(memory), first_stage = barriers + BARRIER_BYTES + 6 * C * 4;
-  const unsigned rows = first_stage + (RESIDENT ? BYTES : num_slots * STAGE) + warpgroup * pitch * C * 2;
+  const unsigned rows = first_stage + (RESIDENT ? BYTES : num_stages * STAGE) + warpgroup * pitch * C * 2;
 
-  Stages<STAGE> stages(barriers, first_stage, RESIDENT ? 0 : num_slots);
+  Stages<STAGE> stages(barriers, first_stage, RESIDENT ? 0 : num_stages);
   for (int i = threadIdx.x; i < 6 * C; i += blockDim.x) values[i] = coefficients[i];
   if (RESIDENT) load_weights(first_stage, weights, BYTES, barriers);
   else sync_cluster();
@@ -207,7 +207,7 @@ template <int N>
 __device__ __forceinline__ void convolution(
     const half_bits *x, const half_bits *state, const long long *slots, const half_bits *weights,
     const float *coefficients, const half_bits *add, half_bits *raw, half_bits *act, const long long *absent,
-    int num_tiles, int columns, int inputs, int width, int taps, int dilation, int upsampling, int num_slots,
+    int num_tiles, int columns, int inputs, int width, int taps, int dilation, int upsampling, int num_stages,
     int buffers) {
   constexpr int CHUNK = 64, STAGE = CHUNK * N * 2;
   SHARED_MEMORY;
@@ -218,9 +218,9 @@ __device__ __forceinline__ void convolution(
   const Divisor tiles_per_stream(columns / TILE_ROWS), across(width / N);
   const int first_item = (int)blockIdx.x / CLUSTER, stride = (int)gridDim.x / CLUSTER;
   const unsigned barriers = shared_address(memory), first_stage = barriers + BARRIER_BYTES;
-  const unsigned windows = first_stage + num_slots * STAGE + warpgroup * buffers * window_bytes;
+  const unsigned windows = first_stage + num_stages * STAGE + warpgroup * buffers * window_bytes;
 
-  Stages<STAGE> stages(barriers, first_stage, num_slots);
+  Stages<STAGE> stages(barriers, first_stage, num_stages);
   sync_cluster();
   if (warpgroup == warpgroups) {  // the extra warpgroup
     give_registers();
@@ -395,9 +395,9 @@ constexpr int MAX_THREADS = MAX_WARPGROUPS * 128, EXTRA_THREADS = 128;
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) residual_unit_96(
     const half_bits *active, const half_bits *x, const half_bits *state, const long long *slots,
     const half_bits *weights, const float *coefficients, half_bits *raw, half_bits *act, const long long *absent,
-    int num_tiles, int columns, int dilation, int num_slots) {
+    int num_tiles, int columns, int dilation, int num_stages) {
   residual_unit<96, true>(active, x, state, slots, weights, coefficients, raw, act, absent, num_tiles, columns, dilation,
-                          num_slots);
+                          num_stages);
 }
 
 // A program of a cluster ends after the others have used its barriers and it has received all copies.
@@ -405,9 +405,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(MAX
     residual_unit_192(
         const half_bits *active, const half_bits *x, const half_bits *state, const long long *slots,
         const half_bits *weights, const float *coefficients, half_bits *raw, half_bits *act, const long long *absent,
-        int num_tiles, int columns, int dilation, int num_slots) {
+        int num_tiles, int columns, int dilation, int num_stages) {
   residual_unit<192, false>(active, x, state, slots, weights, coefficients, raw, act, absent, num_tiles, columns,
-                            dilation, num_slots);
+                            dilation, num_stages);
   __syncwarp();
   sync_cluster();
 }
@@ -416,10 +416,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(MAX
     convolution_192(
         const half_bits *x, const half_bits *state, const long long *slots, const half_bits *weights,
         const float *coefficients, const half_bits *add, half_bits *raw, half_bits *act, const long long *absent,
-        int num_tiles, int columns, int inputs, int width, int taps, int dilation, int upsampling, int num_slots,
+        int num_tiles, int columns, int inputs, int width, int taps, int dilation, int upsampling, int num_stages,
         int buffers) {
   convolution<192>(x, state, slots, weights, coefficients, add, raw, act, absent, num_tiles, columns, inputs, width,
-                   taps, dilation, upsampling, num_slots, buffers);
+                   taps, dilation, upsampling, num_stages, buffers);
   __syncwarp();
   sync_cluster();
 }

@@ -25,7 +25,7 @@ _TEXT_FIELDS = re.compile(
     r"\b(alias|consent|content|\w*description|inputs?|instructions|items|messages|phonemes|prompt|pronunciations?|"
     r"references|rules|string_to_replace|turns|\w*text|transcript)\b"
 )
-_NUMBER_OR_WORD = re.compile(r"'?[\w.:/+-]*'?\)")
+_NUMBER_OR_WORD = re.compile(r"(?:'[\w.:/+-]*'|[\w.:+-]+)\)", re.ASCII)
 _INVALID_HTTP = "Invalid HTTP request received."  # uvicorn's line; TimeoutProtocol logs one with the client's address
 _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 _STANDARD_ATTRIBUTES.add("_ray_timestamp_ns")  # Ray adds it to all records

@@ -173,7 +173,10 @@ class Server(uvicorn.Server):
             if time.monotonic() >= deadline or self.force_exit:
                 synthesis.drain_expired = True
                 for connection in self._http_requests():
-                    connection.transport.close()
+                    if connection.scope["http_version"] == "1.0":  # where the end of a connection is the end of a body
+                        reset(connection.transport)
+                    else:
+                        connection.transport.close()
                 break
             await asyncio.sleep(DRAIN_INTERVAL)
         await asyncio.sleep(DRAIN_INTERVAL)  # for the messages after the last audio

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class WeightCache(Generic[T]):
-    """A value computed from weights, and computed again if one of them changes.
+    """Keeps the value.
 
     While launches are recorded (kernels/launches.py), the value's tensors have no memory: that value is kept apart.
     """

@@ -36,6 +36,7 @@ TASK_CAPABILITIES: dict[str, Capability] = {
 MAX_PRONUNCIATIONS = 1_000  # of one request
 NOTICE_HEADER = "x-polyvox-notice"  # what was done with the recording of a request
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
+RECORDING_FIELDS = ("ref_audio", "recording", "audio")  # of errors about a recording
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -220,7 +221,17 @@ async def _clone_voice(
     body: SpeechParameters, state: AppState, ignored: IgnoredFields
 ) -> tuple[ClonedVoice | None, str | None]:
     """The voice that the request contains as a recording or as an embedding, and a notice if the recording was cut."""
-    body = _with_reference(body)
+    try:
+        return await _voice_of(_with_reference(body), state, ignored)
+    except InvalidRequest as error:
+        if body.references is not None and error.field in RECORDING_FIELDS:
+            error.rename("references")
+        raise
+
+
+async def _voice_of(
+    body: SpeechParameters, state: AppState, ignored: IgnoredFields
+) -> tuple[ClonedVoice | None, str | None]:
     sources = [name for name in ("ref_audio", "speaker_embedding") if getattr(body, name) is not None]
     related = [name for name in ("ref_text", "x_vector_only_mode") if getattr(body, name)]
     if not sources and not related:
