@@ -11,6 +11,7 @@ import wave
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
@@ -24,6 +25,7 @@ from polyvox.__main__ import main as run
 from polyvox.audio import read_audio
 from polyvox.cli.main import build_app, main
 from polyvox.cli.say import with_progress_lines
+from polyvox.cli.terminal import remembering_interrupts
 
 pytestmark = pytest.mark.slow
 
@@ -117,10 +119,44 @@ def test_say_resumes_an_interrupted_run(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.wav"]
 
 
+def accept_interrupts() -> None:
+    """A process in the background of a shell ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_interrupts_that_a_process_ignores_stay_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with remembering_interrupts() as check:
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_that_a_destructor_swallowed_is_raised_again() -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with remembering_interrupts() as check, mock.patch.object(sys, "unraisablehook") as ignored:
+            check()
+            Interrupted()
+            ignored.assert_called_once()
+            with pytest.raises(KeyboardInterrupt):
+                check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path) -> None:
     text = " ".join(f"This is sentence {number}." for number in range(40))
     command = [sys.executable, "-m", "polyvox", "say", text, "-o", "a.wav"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=accept_interrupts
+    ) as running:
         until = time.monotonic() + 120
         while not list((tmp_path / "a.wav.parts").glob("*.npz")):
             assert time.monotonic() < until

@@ -89,6 +89,7 @@ def test_a_step_ends_with_what_it_started(
     pid, log = tmp_path / "pid", tmp_path / "slow.log"
     program = f"""
 import pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the tests run in the background of a shell
 ignores = "import os, signal, time; signal.signal(2, lambda *_: 0); print(os.getpid(), flush=True); time.sleep(600)"
 try:
     child = subprocess.Popen([sys.executable, "-c", ignores], stdout=subprocess.PIPE, text=True)

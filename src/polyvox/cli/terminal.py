@@ -69,6 +69,9 @@ def remembering_interrupts() -> Iterator[Callable[[], None]]:
         if interrupted:
             raise KeyboardInterrupt
 
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell
+        yield check
+        return
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield check
